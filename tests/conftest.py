@@ -20,9 +20,9 @@ import egressproxy.doors.products  # noqa: F401 (as every process of the product
 from egressproxy.net import sockets, tls
 from egressproxy.net.loop import loop_name, new_loop
 from egressproxy.protocols.http1 import downstream_states as connection_states
-from egressproxy.protocols.http1.downstream import DownstreamConnection
+from egressproxy.protocols.http1.request_connection import RequestConnection
 from egressproxy.protocols.http2 import downstream_states as stream_states
-from egressproxy.protocols.http2.downstream_stream import DownstreamStream
+from egressproxy.protocols.http2.request_stream import RequestStream
 from egressproxy.protocols.tunnel import tunnel
 from egressproxy.protocols.tunnel.socket_tunnel import SocketEnd
 from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd
@@ -105,8 +105,8 @@ def pytest_configure() -> None:
     """Connections take no step that is not in the table of their states."""
     states.check(sockets.SocketTransport, states.tables(sockets)[0])
     states.check(tls.TlsStream, states.tables(tls)[0])
-    states.check(DownstreamConnection, states.tables(connection_states)[0])
-    states.check(DownstreamStream, states.tables(stream_states)[0])
+    states.check(RequestConnection, states.tables(connection_states)[0])
+    states.check(RequestStream, states.tables(stream_states)[0])
     of_tunnels, of_ends = states.tables(tunnel)
     states.check(tunnel.Tunnel, of_tunnels)
     states.check(SocketEnd, of_ends)

@@ -9,7 +9,8 @@ than `share` places.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.model.per_client_quota import FairQueue, PerClientQuota
@@ -19,11 +20,10 @@ from egressproxy.upstream.pool import MAX_OPEN, SHARE, Pooled, PoolTicket
 MOST: Final = 100
 
 S = TypeVar("S", bound=Pooled)
-S_co = TypeVar("S_co", covariant=True)
 
 
-class Shareable(Protocol[S_co]):
-    """The pool's view of a connection. `S` is an exchange's place on the connection."""
+class Shareable(Protocol):
+    """The pool's view of a connection."""
 
     @property
     def room(self) -> int:
@@ -41,22 +41,25 @@ class Shareable(Protocol[S_co]):
     def active(self) -> int:
         """The number of exchanges in progress."""
 
-    def reserve(self) -> S_co:
-        """A new place on this connection, which must have room."""
-
 
 class SharedPool(Generic[S]):
     """`connections` has the open connections, including draining ones. `opening` counts dials."""
 
-    __slots__ = ("_clients", "_held", "connections", "limit", "max_connections", "name", "opening", "share", "waiting")
+    __slots__ = (
+        "_clients", "_held", "_new_place", "connections", "limit", "max_connections", "name", "opening", "share",
+        "waiting",
+    )  # fmt: skip
 
-    def __init__(self, name: str, limit: int = MAX_OPEN, share: int = SHARE) -> None:
-        """`limit`: connections, parallel exchanges, and waiting exchanges; `share`: exchanges of one client."""
+    def __init__(self, name: str, new_place: Callable[[Any], S], limit: int = MAX_OPEN, share: int = SHARE) -> None:
+        """`new_place`: makes an exchange's place on a connection, which has room. `limit`: connections, parallel
+        exchanges, and waiting exchanges; `share`: exchanges of one client.
+        """
         self.name = name
+        self._new_place = new_place
         self.limit = limit
         self.share = share
         self.max_connections = limit
-        self.connections: list[Shareable[S]] = []
+        self.connections: list[Shareable] = []
         self.opening = 0
         self.waiting: FairQueue[PoolTicket[S]] = FairQueue(limit, share)
         self._clients: dict[S, str] = {}  # place -> client
@@ -73,9 +76,9 @@ class SharedPool(Generic[S]):
         connection = self._with_room()
         return None if connection is None else self.reserve(connection, ticket)
 
-    def reserve(self, connection: Shareable[S], ticket: PoolTicket[S]) -> S:
+    def reserve(self, connection: Shareable, ticket: PoolTicket[S]) -> S:
         """A place on this connection, which has room."""
-        place = connection.reserve()
+        place = self._new_place(connection)
         self._clients[place] = ticket.client
         self._held.add(ticket.client)
         return place
@@ -118,7 +121,7 @@ class SharedPool(Generic[S]):
             ticket.given.set_exception(LimitExceeded(Reason.QUEUE_TIMEOUT, message, status=503, retry_after_s=1))
 
     # --- events ----------------------------------------------------------------------------------------------------
-    def opened(self, connection: Shareable[S]) -> None:
+    def opened(self, connection: Shareable) -> None:
         """Add a dialled connection."""
         self.opening -= 1
         self.connections.append(connection)
@@ -152,7 +155,7 @@ class SharedPool(Generic[S]):
             self._held.give_back(client)
         self.settle()
 
-    def lost(self, connection: Shareable[S]) -> None:
+    def lost(self, connection: Shareable) -> None:
         """Remove a closed connection."""
         if connection in self.connections:
             self.connections.remove(connection)
@@ -181,7 +184,7 @@ class SharedPool(Generic[S]):
         active = sum(1 for connection in self.connections if connection.active)
         return active + self.opening, len(self.connections) - active
 
-    def _with_room(self) -> Shareable[S] | None:
+    def _with_room(self) -> Shareable | None:
         """The oldest connection with room, so that the others become idle and close."""
         for connection in self.connections:
             if connection.room > 0:

@@ -38,7 +38,7 @@ from egressproxy.protocols.http1.chunked import ChunkedDecoder, EndOfMessage
 from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http1.writer import interim_bytes, request_bytes, response_bytes
-from egressproxy.protocols.http2.frames import CONTINUATION, DATA, HEADERS, FrameSplitter
+from egressproxy.protocols.http2.frames import CONTINUATION, DATA, HEADERS, FrameReader
 from egressproxy.protocols.http2.head_fields import request_code
 from egressproxy.protocols.http2.heads import RequestFieldsReader
 from egressproxy.protocols.http2.state_machine import H2StateMachine
@@ -106,23 +106,23 @@ def frames(asked: Played) -> Seen:
     Requests are read, and refused.
     """
     limits = HeadLimits(*asked["limits"])
-    machine, splitter = H2StateMachine(limits, client_side=False), FrameSplitter(has_preface=True)
+    machine, came = H2StateMachine(limits, client_side=False), FrameReader(has_preface=True)
     reader, seen = RequestFieldsReader(limits, is_forward=asked["whole"]), []
     machine.begin(1 << 20)
     for segment in segments(asked):
         before = len(seen)
-        for frame in tried(seen, lambda segment=segment: splitter.feed(segment)) or []:
-            tried(seen, lambda frame=frame: seen.append(_received(machine, reader, *frame)))
+        came.feed(segment)
+        while tried(seen, came.next):
+            tried(seen, lambda: seen.append(_received(machine, reader, came)))
             seen.append([machine.head_size, machine.is_head_open, machine.send_window, machine.receive_window])
-        seen.append([splitter.has_partial_head, said(machine.take_frames())])
+        seen.append([came.has_partial_head, said(machine.take_frames())])
         if any(each[:1] == ["RemoteProtocolError"] for each in seen[before:]):
             break
     return seen
 
 
-def _received(
-    machine: H2StateMachine, reader: RequestFieldsReader, kind: int, flags: int, number: int, payload: bytes
-) -> Seen:
+def _received(machine: H2StateMachine, reader: RequestFieldsReader, frame: FrameReader) -> Seen:
+    kind, flags, number, payload = frame.kind, frame.flags, frame.stream_id, frame.payload
     if kind == DATA:
         machine.receive_data(flags, number, payload)
         return ["data"]
@@ -135,7 +135,7 @@ def _received(
     if fields is None:
         return ["head"]
     seen: Seen = [[[said(name), said(value)] for name, value in fields]]
-    head = tried(seen, lambda: reader.read(fields, has_ended=machine.has_head_ended))
+    head = tried(seen, lambda: reader.read(fields, ends_stream=machine.ends_stream))
     if head is not None:
         seen += [said(getattr(head, name)) for name in OF_REQUEST]
         seen += [said(head.fields.block), said(request_code(head, b"a.example", b"gw", is_secure=True))]

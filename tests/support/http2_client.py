@@ -17,7 +17,7 @@ from h2.events import (
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from egressproxy.protocols.http2.frames import GOAWAY, RST_STREAM, FrameSplitter, frame_header
+from egressproxy.protocols.http2.frames import GOAWAY, RST_STREAM, FrameReader, frame_header
 
 Fields = Iterable[tuple[bytes, bytes]]
 
@@ -65,7 +65,7 @@ class Http2Client:
         self.answers: dict[int, Answer] = {}
         self.goaways: list[tuple[int, int, bytes]] = []  # last stream, code, debug data
         self.opens_windows = True
-        self._frames = FrameSplitter()
+        self._frames = FrameReader()
 
     def request(self, fields: Fields, body: bytes | None = None, *, ends: bool = True) -> int:
         """Begin a stream. `body` and `ends`: as far as the windows go."""
@@ -82,7 +82,10 @@ class Http2Client:
         return self.request(head(b"GET", path, authority, scheme) + list(more))
 
     def take(self, data: bytes) -> None:
-        for kind, flags, number, payload in self._frames.feed(data):
+        frames = self._frames
+        frames.feed(data)
+        while frames.next():
+            kind, flags, number, payload = frames.kind, frames.flags, frames.stream_id, frames.payload
             if kind == GOAWAY:  # h2 would hear nothing more
                 parsed = GoAwayFrame(number)
                 parsed.parse_body(memoryview(payload))

@@ -15,6 +15,8 @@ class Place:
     is_leaving = False
 
     def __init__(self, connection: Connection) -> None:
+        assert connection.room > 0
+        connection.active += 1
         self.connection = connection
 
 
@@ -28,11 +30,6 @@ class Connection:
     @property
     def room(self) -> int:
         return 0 if self.is_leaving else (1 if self.is_new else self.most) - self.active
-
-    def reserve(self) -> Place:
-        assert self.room > 0
-        self.active += 1
-        return Place(self)
 
 
 def claim(client: str = "c") -> PoolTicket[Place]:
@@ -57,7 +54,7 @@ def waiting(pool: SharedPool[Place], client: str = "c") -> asyncio.Future[Place 
 
 
 async def test_places_are_taken_on_the_oldest_connection_with_room():
-    pool: SharedPool[Place] = SharedPool("backend a")
+    pool: SharedPool[Place] = SharedPool("backend a", Place)
     one, other = opened(pool), opened(pool)
     places = [pool.take(claim()) for _ in range(4)]
     assert [place.connection for place in places if place] == [one, one, other, other]
@@ -69,7 +66,7 @@ async def test_places_are_taken_on_the_oldest_connection_with_room():
 
 
 async def test_as_many_wait_for_a_dial_as_it_will_carry():
-    pool: SharedPool[Place] = SharedPool("backend a")
+    pool: SharedPool[Place] = SharedPool("backend a", Place)
     assert pool.may_open(claim())
     assert not pool.may_open(claim())
     futures = [waiting(pool) for _ in range(MOST - 1)]  # and one for who opens it
@@ -80,7 +77,7 @@ async def test_as_many_wait_for_a_dial_as_it_will_carry():
 
 
 async def test_a_new_connection_is_expected_to_carry_more():
-    pool: SharedPool[Place] = SharedPool("backend a")
+    pool: SharedPool[Place] = SharedPool("backend a", Place)
     connection = opened(pool, 3, is_new=True)
     assert pool.take(claim()) is not None
     assert not pool.may_open(claim())
@@ -92,7 +89,7 @@ async def test_a_new_connection_is_expected_to_carry_more():
 
 
 async def test_one_more_than_a_dial_will_carry_opens_another():
-    pool: SharedPool[Place] = SharedPool("backend a")
+    pool: SharedPool[Place] = SharedPool("backend a", Place)
     full = opened(pool, 2)
     assert all(pool.take(claim()) for _ in range(2))
     assert pool.may_open(claim())
@@ -104,7 +101,7 @@ async def test_one_more_than_a_dial_will_carry_opens_another():
 
 
 async def test_a_dial_that_failed_is_tried_by_the_next():
-    pool: SharedPool[Place] = SharedPool("backend a")
+    pool: SharedPool[Place] = SharedPool("backend a", Place)
     assert pool.may_open(claim())
     future = waiting(pool)
     pool.failed()
@@ -113,7 +110,7 @@ async def test_a_dial_that_failed_is_tried_by_the_next():
 
 
 async def test_those_who_wait_share_the_fault_and_not_the_error():
-    pool: SharedPool[Place] = SharedPool("backend a")
+    pool: SharedPool[Place] = SharedPool("backend a", Place)
     assert pool.may_open(claim())
     future = waiting(pool)
     error = UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503, detail="x")
@@ -127,7 +124,7 @@ async def test_those_who_wait_share_the_fault_and_not_the_error():
 
 
 async def test_clients_take_turns():
-    pool: SharedPool[Place] = SharedPool("backend a")
+    pool: SharedPool[Place] = SharedPool("backend a", Place)
     opened(pool, 5)
     places = [pool.take(claim()) for _ in range(5)]
     assert pool.may_open(claim())
@@ -141,7 +138,7 @@ async def test_clients_take_turns():
 
 
 async def test_a_client_has_its_share_and_others_go_by():
-    pool: SharedPool[Place] = SharedPool("backend a", limit=4, share=2)
+    pool: SharedPool[Place] = SharedPool("backend a", Place, limit=4, share=2)
     opened(pool, 10)
     assert pool.take(claim("greedy")) is not None
     assert pool.take(claim("greedy")) is not None
@@ -151,7 +148,7 @@ async def test_a_client_has_its_share_and_others_go_by():
 
 
 async def test_the_queue_is_bounded():
-    pool: SharedPool[Place] = SharedPool("backend a", limit=2, share=2)
+    pool: SharedPool[Place] = SharedPool("backend a", Place, limit=2, share=2)
     opened(pool, 10)
     assert all(pool.take(claim(name)) for name in "ab")
     futures = [waiting(pool, name) for name in "cd"]
@@ -161,7 +158,7 @@ async def test_the_queue_is_bounded():
 
 
 async def test_who_waits_too_long_is_told_and_who_leaves_gives_back_what_it_got():
-    pool: SharedPool[Place] = SharedPool("backend a")
+    pool: SharedPool[Place] = SharedPool("backend a", Place)
     opened(pool, 5)
     place = next(iter([pool.take(claim()) for _ in range(5)]))
     assert pool.may_open(claim())
@@ -179,7 +176,7 @@ async def test_who_waits_too_long_is_told_and_who_leaves_gives_back_what_it_got(
 
 
 async def test_a_destination_that_shares_nothing_lets_everybody_open():
-    pool: SharedPool[Place] = SharedPool("backend a")
+    pool: SharedPool[Place] = SharedPool("backend a", Place)
     assert pool.may_open(claim())
     futures = [waiting(pool) for _ in range(3)]
     pool.let_all_open()
@@ -188,7 +185,7 @@ async def test_a_destination_that_shares_nothing_lets_everybody_open():
 
 
 async def test_the_number_of_connections_is_bounded():
-    pool: SharedPool[Place] = SharedPool("backend a", limit=3, share=3)
+    pool: SharedPool[Place] = SharedPool("backend a", Place, limit=3, share=3)
     for _ in range(3):
         opened(pool, 0)  # which carry nothing
     assert not pool.may_open(claim())

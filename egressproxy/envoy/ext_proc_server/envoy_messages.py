@@ -40,7 +40,7 @@ def read_request(message: ProcessingRequest, limits: HeadLimits) -> tuple[Reques
     """The head of a request, and what Envoy has to remove: nobody may pass it on. Raises BadRequest, LimitExceeded."""
     fields: FieldList = [field for field in message.fields if field[0] not in _CONNECTION]
     try:
-        head = RequestFieldsReader(limits, is_forward=True).read(fields, has_ended=message.end_of_stream)
+        head = RequestFieldsReader(limits, is_forward=True).read(fields, ends_stream=message.end_of_stream)
     except Malformed as fault:
         kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
         raise kind(fault.reason, fault.message, status=fault.status) from None
@@ -85,7 +85,7 @@ def read_response(message: ProcessingRequest, method: bytes) -> ResponseHead:
     if switches:
         fields = [(name, b"200" if name == b":status" else value) for name, value in fields]
     try:
-        head = read_response_fields(fields, UPSTREAM_LIMITS, method, has_ended=message.end_of_stream)
+        head = read_response_fields(fields, UPSTREAM_LIMITS, method, ends_stream=message.end_of_stream)
     except Malformed as fault:
         raise UpstreamFault(Reason.BAD_RESPONSE, f"the upstream's response is malformed: {fault.message}") from None
     if switches:

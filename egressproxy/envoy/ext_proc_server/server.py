@@ -218,6 +218,9 @@ class EnvoyConnection(DownstreamHttp2):
         super().connection_lost(error)
         self._server.left(self)
 
+    def new_stream(self, stream_id: int) -> DownstreamStream:
+        return DownstreamStream(self, stream_id)
+
     def gave_up(self) -> None:
         """Do not count resets as a flood: Envoy resets each call that it no longer needs."""
 

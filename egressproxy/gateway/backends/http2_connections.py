@@ -49,7 +49,7 @@ class Http2Connections:
         self._network = network
         self._opener = opener
         self._limits = limits
-        self._pool: SharedPool[UpstreamStream] = SharedPool(target.pool.place)
+        self._pool: SharedPool[UpstreamStream] = SharedPool(target.pool.place, UpstreamStream)
         self._pool.max_connections = target.pool.limit  # those of a circuit breaker
         self._pool.waiting.limit = target.pool.waiting.limit
         self._pool.waiting.share = target.pool.waiting.share

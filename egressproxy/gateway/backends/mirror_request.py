@@ -18,8 +18,9 @@ from typing import Final
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import finish, run_to_end
 from egressproxy.gateway.backends.mirror import MAX_HELD, Mirror
+from egressproxy.gateway.backends.own_call import OwnCaller
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
+from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, call_upstream
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -88,28 +89,16 @@ class MirrorRequests:
             each.end()
 
 
-class MirrorRequest(UpstreamCaller):
+class MirrorRequest(OwnCaller):
     """One copy of one request: a sink for its body, and the source for its connection."""
 
     __slots__ = (
-        "_bytes",
-        "_client",
-        "_deadline",
-        "_exchange",
-        "_held",
-        "_held_bytes",
-        "_is_over",
-        "_is_whole",
-        "_mirror",
-        "_trailers",
-        "_upstream",
-        "driver",
-        "resources",
+        "_bytes", "_client", "_deadline", "_exchange", "_held", "_held_bytes", "_is_over", "_is_whole", "_mirror",
+        "_trailers", "_upstream", "driver", "resources",
     )  # fmt: skip
 
     _client: str
     _deadline: Deadline
-    driver: Driver
 
     def __init__(self, mirror: Mirror, original: Exchange) -> None:
         self._mirror = mirror

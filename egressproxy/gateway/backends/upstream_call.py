@@ -109,38 +109,29 @@ class HeldConnection:
 
 
 class UpstreamCaller(Protocol):
-    """Base of those that call an upstream: the driver, and what is done at each step of a call."""
+    """Who calls an upstream: the driver, and what is done at each step of a call."""
 
     __slots__ = ()
 
-    may_flow: ClassVar[bool] = False  # `send_request` sends bodies through `streaming_backend_filters`
+    may_flow: ClassVar[bool]  # `send_request` sends bodies through `streaming_backend_filters`
     driver: Driver
 
     def start_attempt(self) -> None:
         """Called when an attempt begins: start its clock."""
-        return
 
     def count_attempt(self, result: str) -> None:
         """Called when an attempt has ended without an answer; `result` is the reason of its failure."""
-        return
 
     def count_answer(self, exchange: Exchange, seconds: float) -> None:
         """Called when an attempt has its answer, the final head, so many seconds after it began."""
-        return
 
     def send_request(
         self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
-        """Send the head of `exchange.request`, and begin its body (here: a whole one). `pseudonym`: our name in Via."""
-        upstream.begin(self.driver, exchange.request)
-        upstream.send_head(exchange.request, exchange.upstream_host, pseudonym)
-        if isinstance(body, bytes):
-            upstream.send_body(body)
-            upstream.end_body(b"")
+        """Send the head of `exchange.request`, and begin its body. `pseudonym`: our name in Via."""
 
     def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """Called for each interim response (RFC 9110 section 15.2)."""
-        return
 
 
 async def call_upstream(

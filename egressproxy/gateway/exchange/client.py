@@ -32,8 +32,8 @@ from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.held_bytes import HeldBytes
 from egressproxy.protocols.grpc.statuses import grpc_trailers
-from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http1.request_connection import RequestHandler
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.series import BUCKETS_S, Series
 

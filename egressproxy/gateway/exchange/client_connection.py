@@ -13,8 +13,9 @@ from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.caller_identity import ANONYMOUS
 from egressproxy.net.flow_control import HTTP2_STREAM
 from egressproxy.net.timers import NEVER, TimerWheel
-from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
+from egressproxy.protocols.http1.downstream import DownstreamConnection
 from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http1.request_connection import RequestHandler
 
 
 class ClientConnection(DownstreamConnection, Client):

@@ -28,8 +28,8 @@ from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.held_bytes import HeldBytes
 from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.grpc.statuses import MalformedTimeout, is_grpc, parsed_status, parsed_timeout, timeout_value
-from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http1.request_connection import RequestHandler
 from egressproxy.protocols.http2.downstream import DownstreamHttp2
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.remembered_fields import FieldList
@@ -48,36 +48,23 @@ class ClientStream(DownstreamStream, Client):
     """
 
     __slots__ = (
-        "attempt_ends_at",
-        "call",
-        "exchange_ends_at",
-        "http2",
-        "identity",
-        "identity_until",
-        "idle_limit_s",
-        "inner",
-        "pipeline",
-        "seen_bytes",
-        "server_name",
-        "state",
-        "tunnel",
-        "verdict",
-    )
+        "attempt_ends_at", "call", "exchange_ends_at", "http2", "identity", "identity_until", "idle_limit_s", "inner",
+        "pipeline", "seen_bytes", "server_name", "state", "tunnel", "verdict",
+    )  # fmt: skip
 
-    def __init__(self, connection: ClientHttp2, number: int) -> None:
-        super().__init__(connection, connection, number)
+    def __init__(self, connection: ClientHttp2, stream_id: int) -> None:
+        super().__init__(connection, stream_id)
         self.state = connection.state
         self.server_name = connection.server_name
-        self.identity = ANONYMOUS
-        self.identity_until = inf
-        self.verdict: Verdict | None = None
+        self.identity = connection.identity
+        self.identity_until = connection.identity_until
+        self.verdict = connection.verdict
         self.pipeline = Pipeline()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
         self.seen_bytes = 0
         self.tunnel: OpenedTunnel | Redirection | None = None
-        copy_identity(self, connection)
         self.inner: tuple[ClientConnection, bytes] | None = None
         self.call: GrpcCall | None = None
         self.http2 = connection
@@ -91,17 +78,17 @@ class ClientStream(DownstreamStream, Client):
     def remember(self, verdict: Verdict) -> None:
         self.verdict = self.http2.verdict = verdict
 
-    def begin(self, head: RequestHead, *, has_ended: bool) -> None:
+    def begin(self, head: RequestHead, *, ends_stream: bool) -> None:
         fields = head.fields
-        if b"application/grpc" in fields.block and is_grpc(fields.get(b"content-type")):
+        if head.method == b"POST" and b"application/grpc" in fields.block and is_grpc(fields.get(b"content-type")):
             self.call = GrpcCall(fields.get_all(b"grpc-timeout"))
-        super().begin(head, has_ended=has_ended)
+        super().begin(head, ends_stream=ends_stream)
 
-    def refuse(self, fault: Malformed, fields: FieldList, *, has_ended: bool) -> None:
+    def refuse(self, fault: Malformed, fields: FieldList, *, ends_stream: bool) -> None:
         """What came is no request. A client of gRPC is told so in its own words."""
         if any(name == b"content-type" and is_grpc(value) for name, value in fields):
             self.call = GrpcCall([])
-        super().refuse(fault, fields, has_ended=has_ended)
+        super().refuse(fault, fields, ends_stream=ends_stream)
 
     @property
     def request_handler(self) -> RequestHandler:
@@ -289,9 +276,9 @@ class ClientHttp2(DownstreamHttp2):
         self.identity_until = inf
         self.verdict: Verdict | None = None
 
-    def new_stream(self, number: int) -> DownstreamStream:
+    def new_stream(self, stream_id: int) -> ClientStream:
         self.reader.is_forward = self.state.port.first.is_forward  # after a reload it may be
-        return ClientStream(self, number)
+        return ClientStream(self, stream_id)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -345,9 +332,8 @@ class OpenedHttp2(ClientHttp2):
         super().__init__(handler, wheel, state, metrics)
         self.tunnel = tunnel
 
-    def new_stream(self, number: int) -> ClientStream:
-        made = super().new_stream(number)
-        assert isinstance(made, ClientStream)
+    def new_stream(self, stream_id: int) -> ClientStream:
+        made = super().new_stream(stream_id)
         made.tunnel = self.tunnel
         return made
 

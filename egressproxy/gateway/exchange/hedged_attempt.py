@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import ClassVar, Final
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.backend_body_filters import unfiltered_body
@@ -21,7 +21,6 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import (
     HeldConnection,
     Repeat,
-    UpstreamCaller,
     call_upstream,
     filtered_answer,
 )
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 CANCELLED: Final = "cancelled"
 
 
-class HedgedAttempt(UpstreamCaller):
+class HedgedAttempt:
     """`exchange` is its own: what comes of it reaches the client's exchange where it decides. `counted`: the
     hosts in whose `maxParallelRetries` the attempt counts. `first_byte_s`: an answer has to begin its body within this
     time; 0.0: its head will do. `ends_at`: when the time of the backend for an attempt is over (monotonic seconds).
@@ -68,6 +67,8 @@ class HedgedAttempt(UpstreamCaller):
         "resources",
         "target",
     )
+
+    may_flow: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from egressproxy.net.loop import poller
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import server_name
-from egressproxy.protocols.http1.downstream import RequestHandler
+from egressproxy.protocols.http1.request_connection import RequestHandler
 from egressproxy.telemetry.metrics import Metrics
 
 #: Makes the connection of a client that has agreed on HTTP/2.

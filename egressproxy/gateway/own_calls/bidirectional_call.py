@@ -16,8 +16,8 @@ from egressproxy.filters.calls import CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.upstream_call import HeldConnection, UpstreamCaller
-from egressproxy.gateway.own_calls.own_call import begin_own_call
+from egressproxy.gateway.backends.upstream_call import HeldConnection
+from egressproxy.gateway.own_calls.own_call import OwnCaller, begin_own_call
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED
@@ -30,7 +30,7 @@ from egressproxy.protocols.upstream import Upstream
 MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
 
 
-class BidirectionalCall(UpstreamCaller):
+class BidirectionalCall(OwnCaller):
     """Implements `filters.calls.MessageStream`."""
 
     __slots__ = (

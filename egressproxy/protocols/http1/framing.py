@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from egressproxy.errors import Reason
@@ -76,32 +77,34 @@ def any_case(names: str, also: bytes = b"") -> bytes:
     Explicit sets, because under IGNORECASE no alternative can be ruled out by its first byte; and what names have in
     common stands there once, so that no byte is looked at twice.
     """
-    ways = [way.encode() for way in _ways(names.split())]
-    return b"(?:%b)" % b"|".join([*ways, also] if also else ways)
+    alternatives = [each.encode() for each in _alternatives(names.split())]
+    return b"(?:%b)" % b"|".join([*alternatives, also] if also else alternatives)
 
 
-def _ways(ends: list[str]) -> list[str]:
+def _alternatives(ends: list[str]) -> list[str]:
     """One for each first letter."""
-    ways = []
+    alternatives = []
     for first in dict.fromkeys(end[0] for end in ends if end):
         letter = f"[{first}{first.upper()}]" if first.isalpha() else re.escape(first)
-        ways.append(letter + _any_of([end[1:] for end in ends if end.startswith(first)]))
-    return ways
+        alternatives.append(letter + _any_of([end[1:] for end in ends if end.startswith(first)]))
+    return alternatives
 
 
 def _any_of(ends: list[str]) -> str:
-    ways = _ways(ends)
-    if not ways:
+    alternatives = _alternatives(ends)
+    if not alternatives:
         return ""
-    source = ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
+    source = alternatives[0] if len(alternatives) == 1 else f"(?:{'|'.join(alternatives)})"
     return f"(?:{source})?" if "" in ends else source
 
 
+@lru_cache(maxsize=16)
 def any_section_pattern(max_fields: int) -> re.Pattern[bytes]:
     """The grammar after a start line: the block of fields (group 1), and the end of the head."""
     return re.compile(rb"((?:" + FIELD_LINE + rb"){0,%d})\r\n\r\n" % max_fields)
 
 
+@lru_cache(maxsize=32)
 def plain_section_pattern(hop_names: bytes, name: bytes, max_fields: int) -> re.Pattern[bytes]:
     """The same with at most three hop fields, as nearly all are: checked and taken apart in one pass.
 

@@ -11,7 +11,6 @@ Sources: RFC 9112 sections 3, 6 and 9, RFC 9110 sections 7 and 10.1.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Final
 
 from egressproxy.errors import Reason
@@ -76,8 +75,10 @@ _TWINS: Final = re.compile(
 #: Those of the framing: what is behind the head may be the body for one reader, and the next request for another.
 _FRAMING_TWIN: Final = re.compile(rb"\r\n(?=[A-Za-z-]*_)(?:content[-_]length|transfer[-_]encoding)_*+:", re.IGNORECASE)
 
+#: Without one of these names (lower case), and without "_" in a name, `split_hop_fields` finds nothing.
+HOP_NAMES: Final = frozenset(_HOP_FIELDS.encode().split())
 #: Options of Connection whose fields are taken out anyway, or that name no field.
-_KNOWN_OPTIONS: Final = frozenset((b"close", *_HOP_FIELDS.encode().split()))
+_KNOWN_OPTIONS: Final = HOP_NAMES | {b"close"}
 
 #: Protocols that a request may offer to upgrade to: to look at 30,000 of them would take 10 ms.
 _MAX_PROTOCOLS: Final = 64
@@ -90,21 +91,10 @@ _ONCE: Final = {
 }
 
 
-@lru_cache(maxsize=16)
-def request_section(max_fields: int) -> re.Pattern[bytes]:
-    """The fields of any request."""
-    return any_section_pattern(max_fields)
-
-
-@lru_cache(maxsize=16)
-def plain_request_section(max_fields: int) -> re.Pattern[bytes]:
-    """The fields of a request with no underscore in a name: nearly all, and they need no look for twins."""
-    return plain_section_pattern(_HOP_NAMES, _PLAIN_NAME, max_fields)
-
-
 def new_request_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
-    """A grammar of requests that shares nothing."""
-    plain, whole = plain_request_section(limits.max_fields), request_section(limits.max_fields)
+    """A grammar of requests that shares nothing. Names with an underscore, which few have, may have a twin."""
+    plain = plain_section_pattern(_HOP_NAMES, _PLAIN_NAME, limits.max_fields)
+    whole = any_section_pattern(limits.max_fields)
     return HeadGrammar(limits, REQUEST_LINE, plain, whole, split_hop_fields, read_hop_fields)
 
 

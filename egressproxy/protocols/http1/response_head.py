@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from egressproxy.errors import Reason
@@ -63,21 +62,10 @@ _HOP: Final = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 _KNOWN_OPTIONS: Final = frozenset((b"close", *_HOP_FIELDS.encode().split()))
 
 
-@lru_cache(maxsize=16)
-def response_section(max_fields: int) -> re.Pattern[bytes]:
-    """The fields of any response."""
-    return any_section_pattern(max_fields)
-
-
-@lru_cache(maxsize=16)
-def plain_response_section(max_fields: int) -> re.Pattern[bytes]:
-    """The fields of nearly all responses."""
-    return plain_section_pattern(_HOP_NAMES, FIELD_NAME, max_fields)
-
-
 def new_response_grammar(limits: HeadLimits) -> HeadGrammar[ResponseHop]:
     """A grammar of responses that shares nothing."""
-    plain, whole = plain_response_section(limits.max_fields), response_section(limits.max_fields)
+    plain = plain_section_pattern(_HOP_NAMES, FIELD_NAME, limits.max_fields)
+    whole = any_section_pattern(limits.max_fields)
     return HeadGrammar(limits, STATUS_LINE, plain, whole, split_hop_fields, read_hop_fields)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from itertools import islice
 from typing import ClassVar, Final
 
 from h2.errors import ErrorCodes
@@ -23,12 +22,11 @@ from egressproxy.protocols.http2.frames import (
     DATA,
     HEADERS,
     Flood,
-    Frame,
-    FrameSplitter,
+    FrameReader,
     LocalProtocolError,
     RemoteProtocolError,
     StreamError,
-    number_in,
+    uint31,
 )
 from egressproxy.protocols.http2.outbound_streams import OutboundStreams
 from egressproxy.protocols.http2.remembered_fields import FieldList
@@ -63,7 +61,7 @@ LINGER_SIZE: Final = 1024 * 1024
 class Http2Connection(OutboundStreams):
     """A connection and its streams. The two sides say what a new stream of the peer means."""
 
-    __slots__ = ("_closing", "_dropped", "_frames", "_later")
+    __slots__ = ("_closing", "_dropped", "_is_unfinished", "_reader", "last_frame_at")
 
     #: Bytes that the peer may send on all streams before somebody has read them.
     window: ClassVar[int] = CONNECTION_WINDOW
@@ -73,8 +71,9 @@ class Http2Connection(OutboundStreams):
     ) -> None:
         """`extended_connect`: the peer may ask for another protocol on a stream (RFC 8441 section 3)."""
         super().__init__(wheel, limits, client_side=client_side, extended_connect=extended_connect)
-        self._frames = FrameSplitter(has_preface=not client_side)
-        self._later: list[Frame] = []  # frames of the next turn
+        self._reader = FrameReader(has_preface=not client_side)
+        self._is_unfinished = False  # the next turn reads more frames
+        self.last_frame_at = 0.0  # on the wheel's clock: the last whole frame; one may come byte by byte, without end
         self._dropped = 0  # bytes that came behind our last frame
         self._closing: Deadline | None = None
 
@@ -91,38 +90,38 @@ class Http2Connection(OutboundStreams):
             if self._dropped > LINGER_SIZE:
                 self.transport.abort()
             return
-        try:
-            frames = self._frames.feed(data)
-        except RemoteProtocolError as error:
-            self.break_off(error.code, str(error))
-            return
-        if self._later:
-            self._later += frames
-        else:
-            self._take_frames(frames)
+        self._reader.feed(data)
+        if not self._is_unfinished:
+            self._take_frames()
 
-    def _take_frames(self, frames: list[Frame]) -> None:
-        now, heads, controls, coming = self.wheel.now, 0, 0, iter(frames)
+    def _take_frames(self) -> None:
+        reader, machine, now = self._reader, self._machine, self.wheel.now
+        frames = heads = controls = 0
+        self._is_unfinished = False
         try:
-            for kind, flags, number, payload in islice(coming, MAX_FRAMES_AT_ONCE):
+            while reader.next():
+                frames += 1
+                self.last_frame_at = now
+                kind, stream_id, payload = reader.kind, reader.stream_id, reader.payload
                 if not payload or (kind != DATA and kind != HEADERS):
                     self._guard.frame_came(kind, now)
                 try:
                     if kind == DATA:
-                        self._machine.receive_data(flags, number, payload)
+                        machine.receive_data(reader.flags, stream_id, payload)
                     elif kind == HEADERS:
                         heads += 1
-                        self._take_request(number, self._machine.receive_headers(flags, number, payload))
+                        self._take_request(stream_id, machine.receive_headers(reader.flags, stream_id, payload))
                     elif kind == CONTINUATION:
-                        self._take_request(number, self._machine.receive_continuation(flags, number, payload))
+                        self._take_request(stream_id, machine.receive_continuation(reader.flags, stream_id, payload))
                     else:
                         controls += 1
-                        self._take_control_frame(kind, flags, number, payload)
+                        self._take_control_frame(kind, reader.flags, stream_id, payload)
                 except StreamError as fault:
                     self._fail_stream(fault)
                 if self.is_lost:
                     return
-                if heads == MAX_AT_ONCE or controls == MAX_CONTROL_FRAMES_AT_ONCE:
+                if frames == MAX_FRAMES_AT_ONCE or heads == MAX_AT_ONCE or controls == MAX_CONTROL_FRAMES_AT_ONCE:
+                    self._is_unfinished = reader.unread > 0
                     break
         except Flood as flood:
             self.break_off(ErrorCodes.ENHANCE_YOUR_CALM, str(flood))
@@ -131,66 +130,62 @@ class Http2Connection(OutboundStreams):
         except LocalProtocolError as mistake:  # ours: the other streams cannot trust the connection any more
             self.break_off(ErrorCodes.INTERNAL_ERROR, str(mistake))
         else:
-            if self.is_lost:
-                return
-            self._later = list(coming)
-            if self._later:
+            if self._is_unfinished:
                 asyncio.get_running_loop().call_soon(self._go_on)
             self._touch_frames()
             self._look_whether_to_read()
 
-    def _take_request(self, number: int, fields: FieldList | None) -> None:
+    def _take_request(self, stream_id: int, fields: FieldList | None) -> None:
         if fields is None:
             return
-        has_ended = self._machine.has_head_ended
-        self.take_request(number, fields, has_ended=has_ended)
-        if has_ended:
-            stream = self.streams.get(number)
+        ends_stream = self._machine.ends_stream
+        self.take_request(stream_id, fields, ends_stream=ends_stream)
+        if ends_stream:
+            stream = self.streams.get(stream_id)
             if stream is not None:
                 stream.take_end()
 
-    def _take_control_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        what = self._machine.receive_control_frame(kind, flags, number, payload)
-        if what == STREAM_WINDOW_OPENED:
-            waiting = self._waiting.get(number)
+    def _take_control_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        effect = self._machine.receive_control_frame(kind, flags, stream_id, payload)
+        if effect == STREAM_WINDOW_OPENED:
+            waiting = self._waiting.get(stream_id)
             if waiting is not None:
                 self._send_more(waiting)
-        elif what == WINDOW_OPENED:
+        elif effect == WINDOW_OPENED:
             self._send_all_waiting()
-        elif what == STREAM_RESET:
-            stream = self.streams[number]
+        elif effect == STREAM_RESET:
+            stream = self.streams[stream_id]
             self.forget(stream)
             stream.was_reset(int.from_bytes(payload, "big"))
-        elif what == SETTINGS_CHANGED:
+        elif effect == SETTINGS_CHANGED:
             self._send_all_waiting()
             self.settings_changed()
-        elif what == PING_ANSWERED:
+        elif effect == PING_ANSWERED:
             self.ping_answered()
-        elif what == PEER_LEAVES:
-            self.peer_goes_away(number_in(payload))
+        elif effect == PEER_LEAVES:
+            self.peer_goes_away(uint31(payload))
 
     def _fail_stream(self, error: StreamError) -> None:
         """What the peer sent makes us reset a stream, which counts against it (CVE-2025-8671). Raises Flood."""
-        self.refuse(error.number, error.code)
-        stream = self.streams.get(error.number)
+        self.refuse(error.stream_id, error.code)
+        stream = self.streams.get(error.stream_id)
         if stream is not None:
             self.forget(stream)
             stream.was_reset(int(error.code))
 
-    def refuse(self, number: int, code: ErrorCodes) -> None:
+    def refuse(self, stream_id: int, code: ErrorCodes) -> None:
         """Reset a stream that breaks a rule or is one too many, which counts against the peer. Raises Flood."""
-        self.reset_number(number, code)
+        self.reset_by_id(stream_id, code)
         self.stream_failed()
 
     def _go_on(self) -> None:
-        frames, self._later = self._later, []
         if not self.is_lost:
-            self._take_frames(frames)
+            self._take_frames()
 
     def _look_whether_to_read(self) -> None:
         """Read nothing more while the last read is not used up, or our answers to pings and settings are not taken."""
         is_full = self.is_write_blocked and self.transport.get_write_buffer_size() > MAX_UNTAKEN
-        if self._later or is_full:
+        if self._is_unfinished or is_full:
             self.pause_reading()
         elif self.is_reading_paused:
             self.resume_reading()
@@ -198,7 +193,7 @@ class Http2Connection(OutboundStreams):
     @property
     def awaits_head(self) -> bool:
         """A head has begun and is not whole."""
-        return self._machine.is_head_open or self._frames.has_partial_head
+        return self._machine.is_head_open or self._reader.has_partial_head
 
     def eof_received(self) -> bool:
         """The peer sends no more, and reads no more: HTTP/2 has no half of a connection. Its streams do not wait until
@@ -221,7 +216,9 @@ class Http2Connection(OutboundStreams):
         streams = list(self.streams.values())
         self.streams.clear()
         self._waiting.clear()
-        self._later = []
+        self._is_unfinished = False
+        for stream in streams:
+            stream.is_over = True
         for stream in streams:
             stream.connection_is_lost()
 
@@ -239,7 +236,7 @@ class Http2Connection(OutboundStreams):
         """An answer to a `ping` of ours is here."""
 
     @abstractmethod
-    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
+    def take_request(self, stream_id: int, fields: FieldList, *, ends_stream: bool) -> None:
         """A stream that the peer begins. It is opened (`H2StateMachine.open_request`), or reset."""
 
     @abstractmethod

@@ -1,30 +1,30 @@
-"""DownstreamHttp2: a client's connection, each request a DownstreamStream (RFC 9113 sections 5.1.2 and 6.8)."""
+"""DownstreamHttp2: a client's connection, each request a stream (RFC 9113 sections 5.1.2 and 6.8)."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final
 
 from h2.errors import ErrorCodes
 
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
-from egressproxy.protocols.http1.downstream import RequestHandler
-from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http1.request_connection import RequestHandler
 from egressproxy.protocols.http2.connection import Http2Connection
-from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.frames import Flood
+from egressproxy.protocols.http2.head_fields import ResponseHeads
 from egressproxy.protocols.http2.heads import RequestFieldsReader
 from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import MAX_STREAMS
 from egressproxy.protocols.http2.stream_state import H2StreamState
 
-log = logging.getLogger(__name__)
-
 #: How long streams that the client began before it read our GOAWAY are still served.
 GRACE_S: Final = 1.0
 LAST_STREAM: Final = 2**31 - 1
+#: That of a stream which is over. It may be set, but never passes: nobody turns its wheel.
+NO_DEADLINE: Final = Deadline(TimerWheel(), lambda: None)
 #: Deadlines that wait for another stream.
 MAX_SPARE: Final = 16
 
@@ -39,7 +39,7 @@ class DownstreamHttp2(Http2Connection):
 
     __slots__ = (
         "_awaits_head", "_begun_at", "_final_goaway", "_given_up", "_last_served", "_spare", "client", "deadline",
-        "handler", "idle_s", "reader", "request_headers_s",
+        "handler", "idle_s", "reader", "request_headers_s", "response_heads",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +60,7 @@ class DownstreamHttp2(Http2Connection):
         self.client = "-"
         self.deadline = Deadline(wheel, self._deadline_passed)
         self.reader = RequestFieldsReader(limits, is_forward=is_forward, extended_connect=extended_connect)
+        self.response_heads = ResponseHeads()
         self._awaits_head = False
         self._begun_at = wheel.now
         self._given_up = 0  # exchanges that the client has cut
@@ -105,6 +106,7 @@ class DownstreamHttp2(Http2Connection):
         return deadline
 
     def spare(self, deadline: Deadline) -> None:
+        """The stream of this deadline is over."""
         if len(self._spare) < MAX_SPARE:
             deadline.at = NEVER
             deadline.callback = None
@@ -112,27 +114,22 @@ class DownstreamHttp2(Http2Connection):
         else:
             deadline.close()
 
-    def new_stream(self, number: int) -> DownstreamStream:
-        """The kind of stream that the handler serves."""
-        return DownstreamStream(self, self, number)
+    @abstractmethod
+    def new_stream(self, stream_id: int) -> H2StreamState:
+        """A stream for a request."""
 
-    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
-        if number > self._last_served:
-            self.reset_number(number, ErrorCodes.REFUSED_STREAM)  # it may be asked elsewhere
+    def take_request(self, stream_id: int, fields: FieldList, *, ends_stream: bool) -> None:
+        if stream_id > self._last_served:
+            self.reset_by_id(stream_id, ErrorCodes.REFUSED_STREAM)  # it may be asked elsewhere
             return
         if len(self.streams) >= MAX_STREAMS:
-            self.refuse(number, ErrorCodes.REFUSED_STREAM)
+            self.refuse(stream_id, ErrorCodes.REFUSED_STREAM)
             return
-        made = self.new_stream(number)
-        self._machine.open_request(made)
+        stream = self.new_stream(stream_id)
+        self._machine.open_request(stream)
         self.deadline.at = NEVER
         self._awaits_head = False  # a head that begins behind this one has a time of its own
-        try:
-            head = self.reader.read(fields, has_ended=has_ended)
-        except Malformed as fault:
-            made.refuse(fault, fields, has_ended=has_ended)
-        else:
-            made.begin(head, has_ended=has_ended)
+        stream.take_request(fields, ends_stream=ends_stream)
 
     def forget(self, stream: H2StreamState) -> bool:
         if not super().forget(stream):

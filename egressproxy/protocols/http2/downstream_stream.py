@@ -1,27 +1,23 @@
 """DownstreamStream: one request on a client's HTTP/2 connection, and its answer.
 
-It has what `DownstreamConnection` has for the handler, which is told of each request head and runs the exchange. What
-breaks a rule of messages is answered where HTTP/1 would answer it, and its stream is reset; the others go on.
+It has what `DownstreamConnection` has for the handler, which is told of each request head and runs the exchange.
 
 Sources: RFC 9113 sections 5.1 and 8.1, RFC 8441.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from h2.errors import ErrorCodes
 
-from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason, UpstreamFault
+from egressproxy.errors import BadRequest, ClientGone, LimitExceeded, Reason, UpstreamFault
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.net.byte_queue import keep
-from egressproxy.net.driver import Driver
-from egressproxy.net.flow_control import BodySink
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE
 from egressproxy.protocols.http1.framing import Malformed
+from egressproxy.protocols.http2.downstream import NO_DEADLINE, DownstreamHttp2
 from egressproxy.protocols.http2.downstream_states import StreamState
 from egressproxy.protocols.http2.head_fields import (
     CONTINUE,
@@ -29,13 +25,9 @@ from egressproxy.protocols.http2.head_fields import (
     Handshake,
     answer_fields,
     interim_fields,
-    response_code,
 )
-from egressproxy.protocols.http2.heads import read_trailers
-from egressproxy.protocols.http2.outbound_streams import OutboundStreams
 from egressproxy.protocols.http2.remembered_fields import FieldList
-from egressproxy.protocols.http2.stream import Http2Stream
-from egressproxy.protocols.http2.stream_protocols import NO_DEADLINE, DownstreamStreamConnection
+from egressproxy.protocols.http2.request_stream import RequestStream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 
 #: In this time a client has to take so many bytes of the rest of a response whose exchange is over: a byte now and then
@@ -44,59 +36,50 @@ REST_S: Final = 10.0
 REST_SIZE: Final = 4096
 
 
-class DownstreamStream(Http2Stream):
-    """One request and its answer. The states are in `downstream_states`."""
+class DownstreamStream(RequestStream):
+    """One request and its answer."""
 
     __slots__ = (
-        "_handshake", "_left", "_pieces", "_reads_on_until", "_request_trailers", "_reset_code", "_state",
-        "_unsent_before", "body_limit", "body_size", "client", "deadline", "downstream", "driver", "has_ended",
-        "idle_s", "is_whole", "request_headers_s", "sink", "transport", "wheel",
+        "_handshake", "_reads_on_until", "_unsent_before", "client", "deadline", "idle_s", "request_headers_s", "wheel",
     )  # fmt: skip
 
-    def __init__(self, connection: OutboundStreams, downstream: DownstreamStreamConnection, number: int) -> None:
-        """`downstream` is the connection again, in its role as a client's."""
-        super().__init__(connection, number)
-        self.downstream = downstream
-        self.wheel = connection.wheel
+    def __init__(self, downstream: DownstreamHttp2, stream_id: int) -> None:
+        super().__init__(downstream, stream_id)
+        self.wheel = downstream.wheel
         self.client = downstream.client
         self.request_headers_s = downstream.request_headers_s  # also for the first bytes of a tunnel
         self.idle_s = downstream.idle_s
-        self.driver = Driver()
         self.deadline = downstream.new_deadline(self._deadline_passed)
-        self.transport: asyncio.Transport = connection.transport
-        self.sink: BodySink | None = None
-        self.is_reading_paused = True  # until somebody asks for the body
-        self.body_size = 0
-        self.body_limit = -1
-        self.has_ended = False  # a tunnel's end is here
-        self.is_whole = False  # END_STREAM is here
-        self._left = -1  # bytes of content that Content-Length still promises; -1: it does not say
-        self._pieces: list[bytes] = []  # content before a sink is there
-        self._request_trailers = b""
-        self._reset_code: ErrorCodes | None = None  # goes out behind our last word
         self._unsent_before = 0
         self._handshake: Handshake | None = None
         self._reads_on_until = NEVER
-        self._state = StreamState.RECEIVING
 
     # --- the request ---------------------------------------------------------------------------------------------
-    def begin(self, head: RequestHead, *, has_ended: bool) -> None:
-        self.is_whole = has_ended
+    def take_request(self, fields: FieldList, *, ends_stream: bool) -> None:
+        try:
+            head = self.downstream.reader.read(fields, ends_stream=ends_stream)
+        except Malformed as fault:
+            self.refuse(fault, fields, ends_stream=ends_stream)
+        else:
+            self.begin(head, ends_stream=ends_stream)
+
+    def begin(self, head: RequestHead, *, ends_stream: bool) -> None:
+        self.is_whole = ends_stream
         if head.upgrade:
             self._handshake = Handshake(head)
         if head.method == b"CONNECT" or head.upgrade:
             self._state = StreamState.RESPONDING
-            self.has_ended = has_ended
+            self.has_ended = ends_stream
         else:
             self._left = head.body
             if head.body == 0:
                 self._state = StreamState.RESPONDING
         self.downstream.handler.on_request(self, head)
 
-    def refuse(self, fault: Malformed, fields: FieldList, *, has_ended: bool) -> None:
+    def refuse(self, fault: Malformed, fields: FieldList, *, ends_stream: bool) -> None:
         """What came is no request: it is answered like one, and the stream is reset (RFC 9113 section 8.1.1)."""
-        self.is_whole = has_ended
-        if has_ended:
+        self.is_whole = ends_stream
+        if ends_stream:
             self._state = StreamState.RESPONDING
         kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
         if kind is BadRequest:
@@ -104,180 +87,14 @@ class DownstreamStream(Http2Stream):
         self.downstream.handler.on_bad_request(self, kind(fault.reason, fault.message, status=fault.status, close=True))
         self.connection.stream_failed()
 
-    def take_data(self, data: bytes) -> None:
-        state = self._state
-        if state is StreamState.DETACHED:
-            keep(self._pieces, data)
-            self._deliver()
-        elif state is StreamState.LISTENING:
-            keep(self._pieces, data)
-            self._state = StreamState.RESPONDING
-            self.driver.resume()
-        elif state is StreamState.RESPONDING:
-            if self._left == 0:
-                self._break("content, and a Content-Length of 0")
-            else:
-                keep(self._pieces, data)  # behind a CONNECT: the tunnel's
-        elif state is StreamState.FINISHING:
-            self.body_size += len(data)
-            self._left -= len(data)
-            if self._left <= 0:
-                self._look_whether_over()
-        elif state is StreamState.RECEIVING:
-            self.body_size += len(data)
-            if self._left >= 0:
-                self._left -= len(data)
-                if self._left < 0:
-                    self._break("more content than Content-Length says")
-                    return
-            if 0 <= self.body_limit < self.body_size:
-                self._is_too_long()
-            elif self.sink is None or self.is_reading_paused:
-                self.is_reading_paused = True
-                keep(self._pieces, data)
-            else:
-                self._hand_on(self.sink, data)
-
-    def take_trailers(self, fields: FieldList) -> None:
-        if self._state is not StreamState.RECEIVING:
-            return
-        try:
-            self._request_trailers = read_trailers(fields, self.connection.limits)
-        except Malformed as fault:
-            self._break(fault.message)
-
-    def take_end(self) -> None:
-        self.is_whole = True
-        state = self._state
-        if state is StreamState.RECEIVING:
-            if self._left > 0 and self._reset_code is None:
-                self._break("less content than Content-Length says")
-            elif not self._pieces:
-                self._end_request()
-        elif state is StreamState.LISTENING:
-            self.has_ended = True
-            self._state = StreamState.RESPONDING
-            self.driver.resume()
-        elif state is StreamState.RESPONDING:
-            self.has_ended = self._left < 0
-        elif state is StreamState.DETACHED:
-            self._deliver()
-        elif state is StreamState.FINISHING:
-            if self._left > 0 and 0 <= self.body_limit != self.body_size:
-                self._reset_code = ErrorCodes.PROTOCOL_ERROR  # the answer was faster than the error
-                self.connection.stream_failed()
-            self._look_whether_over()
-
-    def _end_request(self) -> None:
-        """All of the body is here, and handed on if somebody has asked for it."""
-        sink, self.sink = self.sink, None
-        if sink is not None:  # without a sink the end waits for one
-            self._state = StreamState.RESPONDING
-            try:
-                sink.end_body(self.trailers_to_pass(self._request_trailers) if self._request_trailers else b"")
-            except GatewayError as error:
-                self.driver.throw(error)
-
-    def _hand_on(self, sink: BodySink, data: bytes) -> None:
-        try:
-            sink.send_body(data)
-        except GatewayError as error:
-            self.sink = None
-            self.driver.throw(error)
-
-    def _is_too_long(self) -> None:
-        """The body is beyond its limit: nobody gets more of it (RFC 9110 section 15.5.14)."""
-        self.sink = None
-        message = f"the request body is longer than {self.body_limit} bytes"
-        self.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
-
-    def _break(self, message: str) -> None:
-        """The request breaks a rule behind its head."""
-        self.sink = None
-        self._left = -1
-        self._pieces.clear()
-        self._reset_code = ErrorCodes.PROTOCOL_ERROR
-        self.driver.throw(BadRequest(Reason.BAD_FRAMING, message, close=True))
-        self.connection.stream_failed()
-        self.downstream.gave_up()  # as good as
-
-    def _deliver(self) -> None:
-        """Hand on what is here, as far as it is taken, and the end behind it."""
-        pieces = self._pieces
-        while pieces and not self.is_reading_paused:
-            if self._state is StreamState.DETACHED:
-                assert isinstance(self.transport, StreamTransport)
-                self.transport.data_came(pieces.pop(0))
-            elif self.sink is None:
-                return
-            elif 0 <= self.body_limit < self.body_size:  # the limit is younger than what was kept
-                self._is_too_long()
-                return
-            else:
-                self._hand_on(self.sink, pieces.pop(0))
-        if pieces or not self.is_whole or self.is_reading_paused:
-            return
-        if self._state is StreamState.DETACHED:
-            assert isinstance(self.transport, StreamTransport)
-            if not self.has_ended:
-                self.has_ended = True
-                self.transport.end_came()
-        elif self._state is StreamState.RECEIVING and self.sink is not None:
-            self._end_request()
-
-    def resume_reading(self) -> None:
-        self.is_reading_paused = False
-        if self._pieces or self.is_whole:
-            self._deliver()
-        if not self.is_reading_paused:
-            super().resume_reading()
-
-    def trailers_to_pass(self, trailers: bytes) -> bytes:
-        """What goes on of the trailers of the request."""
-        return trailers
-
     # --- for the exchange ----------------------------------------------------------------------------------------
     @property
     def is_lost(self) -> bool:
         return self._state is StreamState.LOST
 
     @property
-    def is_request_read(self) -> bool:
-        return self._state is not StreamState.RECEIVING
-
-    @property
-    def is_last(self) -> bool:
-        """Others may follow on the connection, whatever this one does."""
-        return False
-
-    @property
-    def awaits_bytes(self) -> bool:
-        return self._state is StreamState.LISTENING
-
-    @property
-    def unread(self) -> int:
-        return sum(map(len, self._pieces)) if self._state is StreamState.RESPONDING else 0
-
-    @property
-    def first_byte(self) -> bytes:
-        return self._pieces[0][:1] if self._pieces else b""
-
-    @property
     def unsent_bytes(self) -> int:
         return self.unsent_size
-
-    def listen(self) -> None:
-        if self._state is StreamState.RESPONDING:
-            self._state = StreamState.LISTENING
-
-    def stop_listening(self) -> None:
-        if self._state is StreamState.LISTENING:
-            self._state = StreamState.RESPONDING
-
-    def send_request_body_to(self, sink: BodySink | None) -> None:
-        self.sink = sink
-        if sink is not None:
-            self.resume_reading()
 
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
@@ -291,8 +108,8 @@ class DownstreamStream(Http2Stream):
         has_body = status != 204 and status != 304 and request.method != b"HEAD"
         if self.is_over:
             return
-        block = response_code(head, pseudonym, has_body=has_body)
-        self.connection.send_response_headers(self, block, is_last=body == b"")
+        block = self.downstream.response_heads.code(head, pseudonym, has_body=has_body)
+        self.connection.send_headers(self, block, is_last=body == b"")
         if body:
             self.send_last(body)
 
@@ -334,7 +151,8 @@ class DownstreamStream(Http2Stream):
         rest = b"".join(self._pieces)
         self._pieces.clear()
         self.transport = StreamTransport(self, self.connection.transport)
-        super().resume_reading()
+        self.is_reading_paused = False
+        self.give_kept_back()
         return rest
 
     def transport_ended(self) -> None:
@@ -391,7 +209,8 @@ class DownstreamStream(Http2Stream):
                 if self._reads_on_until == NEVER:
                     self._reads_on_until = self.wheel.now + LINGER_S
                     self.deadline.set(self._reads_on_until)
-                    super().resume_reading()
+                    self.is_reading_paused = False
+                    self.give_kept_back()
                 return
         self._over(code)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import chain
 from typing import Final
 
 from h2.errors import ErrorCodes
@@ -90,7 +89,8 @@ _SENSITIVE_WORD: Final = re.compile(rb"(?<!\A:)(?:auth|cookie|credential|key|pas
 #: Not remembered either: it is another one each time, and would take the place of one that comes again.
 _TIMEOUT: Final = b"grpc-timeout"
 
-_STATIC: Final = HeaderTable.STATIC_TABLE
+#: A list: compiled code makes a tuple of fixed length anew at each access.
+_STATIC: Final = list(HeaderTable.STATIC_TABLE)
 _STATIC_LENGTH: Final = len(_STATIC)
 _INDEX: Final = HeaderTable.STATIC_TABLE_MAPPING
 
@@ -135,7 +135,7 @@ class FieldDecoder:
         table, static = self.header_table, _STATIC
         dynamic = table.dynamic_entries
         fields: FieldList = []
-        at, end, left, has_changed, resizes = 0, len(data), self._max_fields, False, 0
+        at, end, left, size, has_changed, resizes = 0, len(data), self._max_fields, 0, False, 0
         while at < end:
             first = data[at]
             at += 1
@@ -176,10 +176,10 @@ class FieldDecoder:
                     table.add(name, value)
                     has_changed = True
             fields.append(field)
+            size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
             left -= 1
             if left < 0:
                 raise RemoteProtocolError("a field list has too many fields", ErrorCodes.ENHANCE_YOUR_CALM)
-        size = sum(map(len, chain.from_iterable(fields))) + FIELD_OVERHEAD * len(fields)
         if size > self.max_header_list_size:
             raise RemoteProtocolError("a field list is too long", ErrorCodes.ENHANCE_YOUR_CALM)
         if table.maxsize > self.max_allowed_table_size:
@@ -272,7 +272,7 @@ def _is_sensitive(name: bytes) -> bool:
 def encoded(name: bytes, value: bytes) -> bytes:
     """RFC 7541 sections 6.1 (indexed), 6.2.2 (without indexing), 6.2.3 (never indexed)."""
     start, exact = _start(name) if len(name) <= MAX_REMEMBERED else _made_start(name)
-    if value in exact:
+    if exact and value in exact:
         return bytes((0x80 | exact[value],))
     size = len(value)
     return b"%b%c%b" % (start, size, value) if size < 0x7F else start + _prefixed(size, 0x7F, 0) + value

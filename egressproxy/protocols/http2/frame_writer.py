@@ -40,7 +40,7 @@ from egressproxy.protocols.http2.stream_state import (
 
 
 class FrameWriter:
-    """The sending half of a connection. `streams`: those that are not forgotten yet, by number."""
+    """The sending half of a connection. `streams`: those that are not forgotten yet, by stream identifier."""
 
     __slots__ = (
         "_closed", "_connection_limit", "_connection_read", "_has_sent_block", "_last_of_ours", "client_side", "frames",
@@ -74,55 +74,52 @@ class FrameWriter:
 
     # --- streams -------------------------------------------------------------------------------------------------
     def begin_stream(self, stream: H2StreamState) -> None:
-        """Give a new stream of ours its number. Raises LocalProtocolError where the peer takes no more of them."""
+        """Give a new stream of ours its identifier. Raises LocalProtocolError where the peer takes no more of them."""
         if len(self.streams) >= self.peer.max_streams:
             raise LocalProtocolError("the peer takes no more streams")
-        number = self._last_of_ours + 2 if self._last_of_ours else 1 if self.client_side else 2
-        if number > MAX_WINDOW:
-            raise LocalProtocolError("all numbers of streams are used up")
-        self._last_of_ours = number
-        stream.number = number
+        stream_id = self._last_of_ours + 2 if self._last_of_ours else 1 if self.client_side else 2
+        if stream_id > MAX_WINDOW:
+            raise LocalProtocolError("all stream identifiers are used up")
+        self._last_of_ours = stream_id
+        stream.stream_id = stream_id
         self.open_stream(stream)
 
     def open_stream(self, stream: H2StreamState) -> None:
-        """From now on frames of this number go to the stream."""
+        """From now on frames with this identifier go to the stream."""
         stream.stream_state = OPEN
+        stream.is_over = False
         stream.receive_window = STREAM_WINDOW
         stream.send_window = self.peer.initial_window
-        self.streams[stream.number] = stream
+        self.streams[stream.stream_id] = stream
 
     def forget_stream(self, stream: H2StreamState) -> None:
         """The stream is over, or nobody wants to know more of it."""
-        del self.streams[stream.number]
-        self._closed.add(stream.number, stream.stream_state if stream.stream_state >= CLOSED else RESET_BY_US)
+        del self.streams[stream.stream_id]
+        stream.is_over = True
+        self._closed.add(stream.stream_id, stream.stream_state if stream.stream_state >= CLOSED else RESET_BY_US)
 
-    def reset_stream(self, number: int, code: ErrorCodes) -> None:
+    def reset_stream(self, stream_id: int, code: ErrorCodes) -> None:
         """Send RST_STREAM. Its caller forgets the stream, where there is one."""
-        stream = self.streams.get(number)
+        stream = self.streams.get(stream_id)
         if stream is None:
-            if self._closed.state(number) == IDLE:
-                self._closed.add(number, RESET_BY_US)
+            if self._closed.state(stream_id) == IDLE:
+                self._closed.add(stream_id, RESET_BY_US)
         elif stream.stream_state < CLOSED:
             stream.stream_state = RESET_BY_US
-        self.write(frame_header(RST_STREAM, 0, number, 4) + int(code).to_bytes(4, "big"))
+        self.write(frame_header(RST_STREAM, 0, stream_id, 4) + int(code).to_bytes(4, "big"))
 
     # --- heads ---------------------------------------------------------------------------------------------------
-    def send_request_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
-        """The head of a request, on a stream that `begin_stream` has opened."""
-        if stream.stream_state != OPEN or stream.is_head_sent:
-            raise LocalProtocolError("a request on a stream that has begun")
-        self._send_head(stream, block, is_last)
-
-    def send_response_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
-        """The final head of a response."""
-        if stream.is_head_sent or (stream.stream_state != HALF_CLOSED_REMOTE and stream.stream_state != OPEN):
-            raise LocalProtocolError("a response where there can be none")
-        self._send_head(stream, block, is_last)
+    def send_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
+        """The head of a request, on a stream that `begin_stream` has opened, or the final one of a response."""
+        self._check_head(stream)
+        stream.is_head_sent = True
+        if is_last:
+            self._end(stream)
+        self._write_block(stream, self._begun(block), END_STREAM if is_last else 0)
 
     def send_interim_headers(self, stream: H2StreamState, block: bytes) -> None:
         """The head of an interim response."""
-        if stream.is_head_sent or (stream.stream_state != HALF_CLOSED_REMOTE and stream.stream_state != OPEN):
-            raise LocalProtocolError("an interim response where there can be none")
+        self._check_head(stream)
         self._write_block(stream, self._begun(block), 0)
 
     def send_trailers(self, stream: H2StreamState, block: bytes) -> None:
@@ -132,11 +129,9 @@ class FrameWriter:
         self._end(stream)
         self._write_block(stream, block, END_STREAM)
 
-    def _send_head(self, stream: H2StreamState, block: bytes, is_last: bool) -> None:
-        stream.is_head_sent = True
-        if is_last:
-            self._end(stream)
-        self._write_block(stream, self._begun(block), END_STREAM if is_last else 0)
+    def _check_head(self, stream: H2StreamState) -> None:
+        if stream.is_head_sent or (stream.stream_state != HALF_CLOSED_REMOTE and stream.stream_state != OPEN):
+            raise LocalProtocolError("a head where there can be none")
 
     def _begun(self, block: bytes) -> bytes:
         if self._has_sent_block:
@@ -146,17 +141,17 @@ class FrameWriter:
 
     def _write_block(self, stream: H2StreamState, block: bytes, flags: int) -> None:
         """HEADERS, and CONTINUATION where that is not enough."""
-        number, kind, before = stream.number, HEADERS, self.size
+        stream_id, kind, before = stream.stream_id, HEADERS, self.size
         while len(block) > MAX_FRAME:
-            self.write(frame_header(kind, flags, number, MAX_FRAME) + block[:MAX_FRAME])
+            self.write(frame_header(kind, flags, stream_id, MAX_FRAME) + block[:MAX_FRAME])
             kind, flags, block = CONTINUATION, 0, block[MAX_FRAME:]
-        self.write(frame_header(kind, flags | END_HEADERS, number, len(block)) + block)
+        self.write(frame_header(kind, flags | END_HEADERS, stream_id, len(block)) + block)
         stream.bytes_out += self.size - before
 
     # --- content -------------------------------------------------------------------------------------------------
     def room_for(self, stream: H2StreamState) -> int:
         """Bytes that one frame of DATA on this stream may hold; 0 or less: none."""
-        return min(stream.send_window, self.send_window, MAX_FRAME)
+        return min(min(stream.send_window, self.send_window), MAX_FRAME)  # of three, min is slow in compiled code
 
     def send_data(self, stream: H2StreamState, data: bytes, *, is_last: bool) -> None:
         """One frame of DATA, for which the windows have room."""
@@ -170,7 +165,7 @@ class FrameWriter:
         self.send_window -= size
         stream.send_window -= size
         frames = self.frames
-        frames.append(frame_header(DATA, END_STREAM if is_last else 0, stream.number, size))
+        frames.append(frame_header(DATA, END_STREAM if is_last else 0, stream.stream_id, size))
         frames.append(data)
         self.size += HEADER_SIZE + size
 
@@ -214,10 +209,10 @@ class FrameWriter:
         if increment > 0:
             stream.read_size = 0
             stream.receive_window += increment
-            self._write_window(stream.number, increment)
+            self._write_window(stream.stream_id, increment)
 
-    def _write_window(self, number: int, increment: int) -> None:
-        self.write(frame_header(WINDOW_UPDATE, 0, number, 4) + increment.to_bytes(4, "big"))
+    def _write_window(self, stream_id: int, increment: int) -> None:
+        self.write(frame_header(WINDOW_UPDATE, 0, stream_id, 4) + increment.to_bytes(4, "big"))
 
     def ping(self) -> None:
         """Ask the peer to answer: it has then read all that was sent before, and what went out with it."""
@@ -228,7 +223,7 @@ class FrameWriter:
         payload = last_stream.to_bytes(4, "big") + int(code).to_bytes(4, "big")
         self.write(frame_header(GOAWAY, 0, 0, 8) + payload)
 
-    def has_begun(self, number: int) -> bool:
-        """Whether a stream of this number has begun, by either side."""
-        is_ours = number & 1 == (1 if self.client_side else 0)
-        return 0 < number <= (self._last_of_ours if is_ours else self.last_of_peer)
+    def has_begun(self, stream_id: int) -> bool:
+        """Whether a stream with this identifier has begun, by either side."""
+        is_ours = stream_id & 1 == (1 if self.client_side else 0)
+        return 0 < stream_id <= (self._last_of_ours if is_ours else self.last_of_peer)

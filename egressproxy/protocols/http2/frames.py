@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final
 
 from h2.errors import ErrorCodes
@@ -28,16 +27,11 @@ MAX_FRAME: Final = 16384
 HEADER_SIZE: Final = 9
 #: Bytes of a priority in a HEADERS frame (RFC 9113 section 6.2).
 PRIORITY_SIZE: Final = 5
-_header = Struct(">LBL")  # length and type, flags, stream
-_pack, _unpack_from = _header.pack, _header.unpack_from
 _PREFACE_SIZE: Final = 24
 #: The first bytes of a client (RFC 9113 section 3.4).
 CLIENT_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: Types whose payload has one length (RFC 9113 section 6).
 _SIZES: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
-
-#: A frame: type, flags, the number of its stream, and its payload.
-Frame = tuple[int, int, int, bytes]
 
 
 class RemoteProtocolError(Exception):
@@ -49,11 +43,11 @@ class RemoteProtocolError(Exception):
 
 
 class StreamError(Exception):
-    """The peer has broken a rule on the stream `number`, which is reset with `code` (RFC 9113 section 5.4.2)."""
+    """The peer has broken a rule on the stream `stream_id`, which is reset with `code` (RFC 9113 section 5.4.2)."""
 
-    def __init__(self, message: str, number: int, code: ErrorCodes = ErrorCodes.PROTOCOL_ERROR) -> None:
+    def __init__(self, message: str, stream_id: int, code: ErrorCodes = ErrorCodes.PROTOCOL_ERROR) -> None:
         super().__init__(message)
-        self.number = number
+        self.stream_id = stream_id
         self.code = code
 
 
@@ -61,65 +55,88 @@ class LocalProtocolError(Exception):
     """A frame that we may not send: nothing of it was sent."""
 
 
-class FrameSplitter:
-    """Bytes in, whole frames out."""
+class FrameReader:
+    """Bytes in, frames out: `next` sets `kind`, `flags`, `stream_id` and `payload`."""
 
-    __slots__ = ("_awaits_preface", "_awaits_settings", "_buffer")
+    __slots__ = ("_at", "_awaits_preface", "_awaits_settings", "_data", "flags", "kind", "payload", "stream_id")
 
     def __init__(self, *, has_preface: bool = False) -> None:
         """`has_preface`: what a client says begins with 24 bytes that are no frame (RFC 9113 section 3.4)."""
-        self._buffer = bytearray()
+        self._data = b""
+        self._at = 0
         self._awaits_preface = has_preface
         self._awaits_settings = True
+        self.kind = self.flags = self.stream_id = 0
+        self.payload = b""
+
+    @property
+    def unread(self) -> int:
+        """Bytes that were fed and not read."""
+        return len(self._data) - self._at
 
     @property
     def has_partial_head(self) -> bool:
         """The last bytes are the begin of a HEADERS or CONTINUATION frame."""
-        if self._awaits_preface or len(self._buffer) < 4:
+        if self._awaits_preface or self.unread < 4:
             return False
-        return self._buffer[3] == HEADERS or self._buffer[3] == CONTINUATION
+        kind = self._data[self._at + 3]
+        return kind in (HEADERS, CONTINUATION)
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole now. Raises RemoteProtocolError for a frame that is too long, for a client's first
-        bytes that are not the preface, and for a first frame that is not SETTINGS.
+    def feed(self, data: bytes) -> None:
+        """Add what has come."""
+        if self._data:
+            data = self._data[self._at :] + data
+            self._at = 0
+        self._data = data
+
+    def next(self) -> bool:
+        """Read the next frame; False: it is not whole yet. Raises RemoteProtocolError for a frame that is too long, for
+        a client's first bytes that are not the preface, and for a first frame that is not SETTINGS.
         """
-        if self._buffer:
-            self._buffer += data
-            data = bytes(self._buffer)
-            self._buffer.clear()
-        frames: list[Frame] = []
-        at, size = 0, len(data)
-        if self._awaits_preface:
-            if not CLIENT_PREFACE.startswith(data[:_PREFACE_SIZE]):
-                raise RemoteProtocolError("the client's first bytes are not the preface of HTTP/2")
-            if size < _PREFACE_SIZE:
-                self._buffer += data
-                return frames
-            at = _PREFACE_SIZE
-            self._awaits_preface = False
-        if self._awaits_settings and size - at >= HEADER_SIZE:
-            if data[at + 3] != SETTINGS:
+        if self._awaits_preface and not self._read_preface():
+            return False
+        data, at = self._data, self._at
+        start = at + HEADER_SIZE
+        if start > len(data):
+            self._keep_rest()
+            return False
+        kind = data[at + 3]
+        if self._awaits_settings:
+            if kind != SETTINGS:
                 raise RemoteProtocolError("the first frame is not SETTINGS")
             self._awaits_settings = False
-        while size - at >= HEADER_SIZE:
-            word, flags, number = _unpack_from(data, at)
-            length = word >> 8
-            if length > MAX_FRAME:
-                raise RemoteProtocolError(f"a frame of {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
-            start = at + HEADER_SIZE
-            end = start + length
-            if end > size:
-                break
-            frames.append((word & 0xFF, flags, number & 0x7FFF_FFFF, data[start:end]))
-            at = end
-        if at < size:
-            self._buffer += data[at:]
-        return frames
+        length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+        if length > MAX_FRAME:
+            raise RemoteProtocolError(f"a frame of {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
+        end = start + length
+        if end > len(data):
+            self._keep_rest()
+            return False
+        self.kind = kind
+        self.flags = data[at + 4]
+        self.stream_id = (data[at + 5] & 0x7F) << 24 | data[at + 6] << 16 | data[at + 7] << 8 | data[at + 8]
+        self.payload = data[start:end]
+        self._at = end
+        return True
+
+    def _read_preface(self) -> bool:
+        if not CLIENT_PREFACE.startswith(self._data[:_PREFACE_SIZE]):
+            raise RemoteProtocolError("the client's first bytes are not the preface of HTTP/2")
+        if len(self._data) < _PREFACE_SIZE:
+            return False
+        self._at = _PREFACE_SIZE
+        self._awaits_preface = False
+        return True
+
+    def _keep_rest(self) -> None:
+        self._data = self._data[self._at :]
+        self._at = 0
+        self.payload = b""
 
 
-def frame_header(kind: int, flags: int, number: int, size: int) -> bytes:
+def frame_header(kind: int, flags: int, stream_id: int, size: int) -> bytes:
     """What stands before a payload of so many bytes (RFC 9113 section 4.1)."""
-    return _pack(size << 8 | kind, flags, number)
+    return (size << 16 | kind << 8 | flags).to_bytes(5, "big") + stream_id.to_bytes(4, "big")
 
 
 def check_size(kind: int, flags: int, payload: bytes) -> None:
@@ -136,7 +153,7 @@ def check_size(kind: int, flags: int, payload: bytes) -> None:
         raise RemoteProtocolError(f"a frame of type {kind} with {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
 
 
-def number_in(payload: bytes) -> int:
+def uint31(payload: bytes) -> int:
     """The first 31 bits: a stream, or the increment of a window."""
     return int.from_bytes(payload[:4], "big") & 0x7FFF_FFFF
 

@@ -13,6 +13,7 @@ from typing import Final
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED
 from egressproxy.protocols.http1.writer import WITH_CONTENT, http_date, via_line
 from egressproxy.protocols.http2.field_coding import EncodedLines, encoded, encoded_once
 from egressproxy.protocols.http2.remembered_fields import FieldList
@@ -94,16 +95,33 @@ _STATUS_CODES: Final = tuple(encoded(*field) for field in _STATUSES)
 _response_line: Final = EncodedLines(_NEVER_IN_RESPONSE).__getitem__
 
 
-def response_code(head: ResponseHead, pseudonym: bytes, *, has_body: bool) -> bytes:
-    """The final head as it goes to the client, in HPACK. `has_body`: as in HTTP/1's `response_bytes`."""
-    block = head.fields.block
-    lines = block.split(b"\r\n")
-    lines[0] = via_line(head.via, head.http_1_0, pseudonym)[2:]
-    if has_body and head.body >= 0:
-        lines.append(b"content-length:%d" % head.body)
-    if b"\r\nDate:" not in block and b"\r\ndate:" not in block and b"date" not in head.fields:
-        lines.append(b"date:" + http_date())
-    return _STATUS_CODES[head.status] + b"".join(map(_response_line, lines))
+class ResponseHeads:
+    """Final heads of the responses on one connection, in HPACK. The latest fields are kept with their code, since a
+    client often gets the same again.
+    """
+
+    __slots__ = ("_block", "_code", "_has_date", "_via")
+
+    def __init__(self) -> None:
+        self._block = b""
+        self._via = b""
+        self._code = b""  # of both
+        self._has_date = False
+
+    def code(self, head: ResponseHead, pseudonym: bytes, *, has_body: bool) -> bytes:
+        """The final head as it goes to the client. `has_body`: as in HTTP/1's `response_bytes`."""
+        block, via = head.fields.block, via_line(head.via, head.http_1_0, pseudonym)
+        if block == self._block and via == self._via:
+            code, has_date = self._code, self._has_date
+        else:
+            code = b"".join(map(_response_line, (via + block).split(b"\r\n")[1:]))
+            has_date = b"\r\nDate:" in block or b"\r\ndate:" in block or b"date" in head.fields
+            if len(block) <= MAX_REMEMBERED:
+                self._block, self._via, self._code, self._has_date = block, via, code, has_date
+        code = _STATUS_CODES[head.status] + code
+        if has_body and head.body >= 0:
+            code += _response_line(b"content-length:%d" % head.body)
+        return code if has_date else code + _response_line(b"date:" + http_date())
 
 
 def interim_fields(head: ResponseHead, pseudonym: bytes) -> FieldList:

@@ -11,7 +11,7 @@ from collections.abc import Container
 from typing import Final
 
 from egressproxy.errors import Reason
-from egressproxy.model.fields import TOKEN, Fields
+from egressproxy.model.fields import TOKEN, CutLines, Fields
 from egressproxy.model.message import CHUNKED, TARGET, UNTIL_CLOSE, Hop, RequestHead, ResponseHead, TargetForm
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import late_fields
@@ -32,7 +32,6 @@ _ABSOLUTE: Final = TargetForm.ABSOLUTE  # a member looked up on its class costs 
 _UNUSUAL: Final = frozenset((b"CONNECT", b"OPTIONS", b"TRACE"))
 #: Methods to which a head may mean something else.
 _ANSWERED_OTHERWISE: Final = frozenset((b"CONNECT", b"HEAD"))
-_line: Final = b"\r\n%b: %b".__mod__
 _PATH: Final = re.compile(TARGET)
 
 
@@ -56,11 +55,11 @@ def checked_block(fields: FieldList, limits: HeadLimits) -> bytes:
     values = b"\n%b\n" % b"\n".join(all_values)
     if values.translate(None, _VALUE_BYTES) or values.count(b"\n") != count + 1:
         raise Malformed(Reason.BAD_FIELD, "a field's value holds a control character")
-    if b"\n " in values or b" \n" in values or b"\n\t" in values or b"\t\n" in values:
+    if sum(map(len, map(bytes.strip, all_values))) != len(values) - count - 1:
         raise Malformed(Reason.BAD_FIELD, "a field's value begins or ends with a blank")
     if len(names) + len(values) + 2 * count > limits.max_head_bytes:
         raise Malformed(Reason.HEAD_TOO_LARGE, f"the head is longer than {limits.max_head_bytes} bytes", 431)
-    return b"".join(map(_line, fields))
+    return b"".join([b"\r\n%b: %b" % (name, value) for name, value in fields])
 
 
 def taken_apart(fields: FieldList) -> tuple[dict[bytes, bytes], FieldList]:
@@ -79,15 +78,18 @@ def taken_apart(fields: FieldList) -> tuple[dict[bytes, bytes], FieldList]:
 class _Meaning:
     """What was read from a list of fields, for the next head of the same list."""
 
-    __slots__ = ("block", "body", "has_ended", "hop", "is_forward", "method", "scheme", "target", "te_trailers")
+    __slots__ = (
+        "block", "body", "cut_lines", "ends_stream", "hop", "is_forward", "method", "scheme", "target", "te_trailers",
+    )  # fmt: skip
 
-    def __init__(self, head: RequestHead, hop: Hop, *, has_ended: bool) -> None:
-        self.has_ended = has_ended
+    def __init__(self, head: RequestHead, hop: Hop, *, ends_stream: bool) -> None:
+        self.ends_stream = ends_stream
         self.is_forward = head.form is _ABSOLUTE
         self.method = head.method
         self.target = head.target
         self.scheme = head.scheme
         self.block = head.fields.block
+        self.cut_lines: CutLines = {}
         self.hop = hop
         self.body = head.body
         self.te_trailers = head.te_trailers
@@ -108,25 +110,25 @@ class RequestFieldsReader:
         self._hop = Hop()
         self._hop_fields: HopFields = ()
 
-    def read(self, fields: FieldList, *, has_ended: bool) -> RequestHead:
-        """The head of a request; `has_ended`: with END_STREAM. Remembered fields are checked once. Raises Malformed."""
+    def read(self, fields: FieldList, *, ends_stream: bool) -> RequestHead:
+        """A request head; `ends_stream`: it has END_STREAM. Remembered fields are checked once. Raises Malformed."""
         if type(fields) is not RememberedFields:
-            return self._read(fields, has_ended)
+            return self._read(fields, ends_stream)
         known = fields.meaning
-        if type(known) is _Meaning and known.has_ended is has_ended and known.is_forward is self.is_forward:
-            head = RequestHead(known.method, known.target, Fields(known.block), known.hop)
+        if type(known) is _Meaning and known.ends_stream is ends_stream and known.is_forward is self.is_forward:
+            head = RequestHead(known.method, known.target, Fields(known.block, known.cut_lines), known.hop)
             head.body = known.body
             head.te_trailers = known.te_trailers
             if self.is_forward:
                 head.form = _ABSOLUTE
                 head.scheme = known.scheme
             return head
-        head = self._read(fields, has_ended)
+        head = self._read(fields, ends_stream)
         if head.method not in _UNUSUAL and not head.upgrade and not head.expect_continue:
-            fields.meaning = _Meaning(head, head.hop, has_ended=has_ended)
+            fields.meaning = _Meaning(head, head.hop, ends_stream=ends_stream)
         return head
 
-    def _read(self, fields: FieldList, has_ended: bool) -> RequestHead:
+    def _read(self, fields: FieldList, ends_stream: bool) -> RequestHead:
         pseudo, plain = taken_apart(fields)
         if not pseudo.keys() <= self._pseudo:
             raise Malformed(Reason.BAD_FIELD, "a pseudo-field is unknown, or belongs to responses")
@@ -143,19 +145,21 @@ class RequestFieldsReader:
         if not CONNECTION_SPECIFIC.isdisjoint(names):
             raise Malformed(Reason.BAD_FIELD, "a field that HTTP/2 does not have")
         authority = self._authority(pseudo, plain, names)
-        block, hop_fields = request_head.split_hop_fields(block)
-        hop_fields = (b"host", authority, *without_host(hop_fields))
+        hop_fields: HopFields = (b"host", authority)
+        if b"_" in b"".join(names) or not request_head.HOP_NAMES.isdisjoint(names):
+            block, found = request_head.split_hop_fields(block)
+            hop_fields = (*hop_fields, *without_host(found))
         hop = self._hop
         if hop_fields != self._hop_fields:
             hop = request_head.read_hop_fields(hop_fields, b"1")
             if sum(map(len, hop_fields)) <= MAX_REMEMBERED:
                 self._hop = hop
                 self._hop_fields = hop_fields
-        if has_ended and hop.body:
+        if ends_stream and hop.body:
             raise Malformed(Reason.BAD_FRAMING, "a Content-Length, and no content")  # CVE-2026-33555
         target = self._target(method, pseudo, authority)
         head = request_head.read_request_head(method, target, Fields(block), hop, self._limits)
-        head.body = 0 if has_ended or (not hop.body and b"content-length" in names) else hop.body or CHUNKED
+        head.body = 0 if ends_stream or (not hop.body and b"content-length" in names) else hop.body or CHUNKED
         if method == b"CONNECT":
             head.body = 0  # what follows is the tunnel's
         elif head.body == CHUNKED and b"expect" in names:
@@ -235,33 +239,34 @@ def without_host(hop_fields: HopFields) -> HopFields:
 class _Answer:
     """What was read from a list of fields, for the next response of the same list."""
 
-    __slots__ = ("block", "body", "has_ended", "phrase", "status", "via")
+    __slots__ = ("block", "body", "cut_lines", "ends_stream", "phrase", "status", "via")
 
-    def __init__(self, head: ResponseHead, *, has_ended: bool) -> None:
-        self.has_ended = has_ended
+    def __init__(self, head: ResponseHead, *, ends_stream: bool) -> None:
+        self.ends_stream = ends_stream
         self.status = head.status
         self.phrase = head.phrase
         self.block = head.fields.block
+        self.cut_lines: CutLines = {}
         self.body = head.body
         self.via = head.via
 
 
-def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *, has_ended: bool) -> ResponseHead:
+def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *, ends_stream: bool) -> ResponseHead:
     """The head of a response to this method. Remembered fields are checked once, as of requests. Raises Malformed."""
     if type(fields) is not RememberedFields or method in _ANSWERED_OTHERWISE:
-        return _read_response(fields, limits, method, has_ended)
+        return _read_response(fields, limits, method, ends_stream)
     known = fields.meaning
-    if type(known) is _Answer and known.has_ended is has_ended:
-        head = ResponseHead(known.status, known.phrase, Fields(known.block))
+    if type(known) is _Answer and known.ends_stream is ends_stream:
+        head = ResponseHead(known.status, known.phrase, Fields(known.block, known.cut_lines))
         head.body = known.body
         head.via = known.via
         return head
-    head = _read_response(fields, limits, method, has_ended)
-    fields.meaning = _Answer(head, has_ended=has_ended)
+    head = _read_response(fields, limits, method, ends_stream)
+    fields.meaning = _Answer(head, ends_stream=ends_stream)
     return head
 
 
-def _read_response(fields: FieldList, limits: HeadLimits, method: bytes, has_ended: bool) -> ResponseHead:
+def _read_response(fields: FieldList, limits: HeadLimits, method: bytes, ends_stream: bool) -> ResponseHead:
     pseudo, plain = taken_apart(fields)
     status = pseudo.get(b":status", b"")
     if len(pseudo) != 1 or len(status) != 3 or not status.isdigit() or status < b"100" or status == b"101":
@@ -273,7 +278,7 @@ def _read_response(fields: FieldList, limits: HeadLimits, method: bytes, has_end
     hop = response_head.read_hop_fields(hop_fields, b"1")
     head = response_head.read_response_head(status, PHRASES.get(int(status), b""), Fields(block), hop, method)
     head.connection_close = False
-    if has_ended:
+    if ends_stream:
         if head.is_interim:
             raise Malformed(Reason.BAD_RESPONSE, "an interim response that ends the stream")
         if head.body > 0:

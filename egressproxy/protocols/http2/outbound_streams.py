@@ -43,25 +43,19 @@ class OutboundStreams(FlowControl):
         block = encoded_block(fields)
         if fields[0][1][:1] == b"1":
             self._machine.send_interim_headers(stream, block)
+            self._guard.frame_sent()
+            self._touch()
         else:
-            self._machine.send_response_headers(stream, block, is_last=is_last)
-        self._guard.frame_sent()
-        self._touch()
-        if is_last:
-            stream.was_sent()
+            self.send_headers(stream, block, is_last=is_last)
 
     def send_request_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
         """The head of a request, in HPACK: the stream begins. Raises LocalProtocolError where it cannot."""
         self._machine.begin_stream(stream)
-        self._machine.send_request_headers(stream, block, is_last=is_last)
-        self._guard.frame_sent()
-        self._touch()
-        if is_last:
-            stream.was_sent()
+        self.send_headers(stream, block, is_last=is_last)
 
-    def send_response_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
-        """The final head of a response, in HPACK."""
-        self._machine.send_response_headers(stream, block, is_last=is_last)
+    def send_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
+        """The head of a request, or the final one of a response, in HPACK."""
+        self._machine.send_headers(stream, block, is_last=is_last)
         self._guard.frame_sent()
         self._touch()
         if is_last:
@@ -97,7 +91,7 @@ class OutboundStreams(FlowControl):
             if machine.size > COPY_LIMIT:
                 self.flush()
         if stream.unsent:
-            self._waiting[stream.number] = stream
+            self._waiting[stream.stream_id] = stream
             return
         if stream.is_ending and not stream.has_sent_all:
             if stream.trailers is not None:
@@ -105,7 +99,7 @@ class OutboundStreams(FlowControl):
             else:
                 machine.send_data(stream, b"", is_last=True)
             self._touch()
-        self._waiting.pop(stream.number, None)
+        self._waiting.pop(stream.stream_id, None)
         if stream.has_sent_all:
             stream.was_sent()
 
@@ -118,7 +112,7 @@ class OutboundStreams(FlowControl):
         for stream in list(self._waiting.values()):
             if self.is_write_blocked or self._machine.send_window <= 0:
                 return
-            if self._waiting.pop(stream.number, None) is not None:  # behind the others, if it has to wait again
+            if self._waiting.pop(stream.stream_id, None) is not None:  # behind the others, if it has to wait again
                 self._send_more(stream)
 
     def give_back(self, stream: H2StreamState, size: int) -> None:
@@ -141,14 +135,14 @@ class OutboundStreams(FlowControl):
 
     def reset(self, stream: H2StreamState, code: ErrorCodes) -> None:
         """Tell the peer that the stream is given up."""
-        if self.streams.get(stream.number) is stream:
-            self.reset_number(stream.number, code)
+        if not stream.is_over:
+            self.reset_by_id(stream.stream_id, code)
             self.forget(stream)
 
-    def reset_number(self, number: int, code: ErrorCodes) -> None:
+    def reset_by_id(self, stream_id: int, code: ErrorCodes) -> None:
         """Reset a stream that may not be one of ours."""
         if not self.is_lost:
-            self._machine.reset_stream(number, code)
+            self._machine.reset_stream(stream_id, code)
             self._touch()
 
     @property
@@ -162,10 +156,11 @@ class OutboundStreams(FlowControl):
 
     def forget(self, stream: H2StreamState) -> bool:
         """The stream is over. False where it was so before."""
-        if self.streams.get(stream.number) is not stream:
+        if stream.is_over:
             return False
         self._machine.forget_stream(stream)
-        self._waiting.pop(stream.number, None)
+        if self._waiting:
+            self._waiting.pop(stream.stream_id, None)
         if stream.kept_size:
             self.give_back_to_others(stream.kept_size)
             stream.kept_size = 0

@@ -39,7 +39,7 @@ from egressproxy.protocols.http2.frames import (
     StreamError,
     check_size,
     frame_header,
-    number_in,
+    uint31,
     without_padding,
 )
 from egressproxy.protocols.http2.remembered_fields import FieldList
@@ -102,21 +102,21 @@ class H2StateMachine(FrameWriter):
         return self._open_head != 0
 
     @property
-    def has_head_ended(self) -> bool:
+    def ends_stream(self) -> bool:
         """The latest head came with END_STREAM."""
         return self._head_flags & END_STREAM != 0
 
     # --- content -------------------------------------------------------------------------------------------------
-    def receive_data(self, flags: int, number: int, payload: bytes) -> None:
+    def receive_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         """DATA goes to its stream, with its end. Raises RemoteProtocolError, StreamError."""
         if self._open_head:
             raise RemoteProtocolError("DATA within a head")
         size = len(payload)
         if flags & PADDED:
             payload = without_padding(flags & PADDED, payload)
-        stream = self.streams.get(number)
+        stream = self.streams.get(stream_id)
         if stream is None or (stream.stream_state != OPEN and stream.stream_state != HALF_CLOSED_LOCAL):
-            self._receive_late_data(number, size, stream)
+            self._receive_late_data(stream_id, size, stream)
             return
         if not stream.is_head_received:
             raise RemoteProtocolError("content before the head of its message")
@@ -127,7 +127,7 @@ class H2StateMachine(FrameWriter):
         if flags & END_STREAM:
             stream.stream_state = HALF_CLOSED_REMOTE if stream.stream_state == OPEN else CLOSED
             stream.receive_data(payload, size)
-            if self.streams.get(number) is stream:
+            if not stream.is_over:
                 stream.take_end()
         else:
             stream.receive_data(payload, size)
@@ -137,52 +137,52 @@ class H2StateMachine(FrameWriter):
         if self.receive_window < 0:
             raise RemoteProtocolError("more content than the connection has room for", ErrorCodes.FLOW_CONTROL_ERROR)
 
-    def _receive_late_data(self, number: int, size: int, stream: H2StreamState | None) -> None:
+    def _receive_late_data(self, stream_id: int, size: int, stream: H2StreamState | None) -> None:
         """DATA that no stream waits for. What was under way when we reset the stream is dropped (section 5.1)."""
-        if not self.has_begun(number):
+        if not self.has_begun(stream_id):
             raise RemoteProtocolError("DATA on a stream that has not begun")
-        state = stream.stream_state if stream is not None else self._closed.state(number)
+        state = stream.stream_state if stream is not None else self._closed.state(stream_id)
         if state == CLOSED:
             raise RemoteProtocolError("DATA behind the end of its stream", ErrorCodes.STREAM_CLOSED)
         self._use_window(size)
         self.give_back_of_connection(size)
         if state != RESET_BY_US:
-            raise StreamError("DATA behind the end of its stream", number, ErrorCodes.STREAM_CLOSED)
+            raise StreamError("DATA behind the end of its stream", stream_id, ErrorCodes.STREAM_CLOSED)
 
     # --- heads and trailers --------------------------------------------------------------------------------------
-    def receive_headers(self, flags: int, number: int, payload: bytes) -> FieldList | None:
+    def receive_headers(self, flags: int, stream_id: int, payload: bytes) -> FieldList | None:
         """A response, or trailers, go to their stream. Returns the fields of a new request, for which the caller opens
         a stream (`open_request`) or refuses it. Raises RemoteProtocolError, StreamError.
         """
         if self._open_head:
             raise RemoteProtocolError("HEADERS within a head")
-        if number == 0:
+        if stream_id == 0:
             raise RemoteProtocolError("HEADERS on stream 0")
         self.head_size = HEADER_SIZE + len(payload)
         self._head_flags = flags
         self._depends_on_itself = False
         if flags & (PADDED | WITH_PRIORITY):
-            payload = self._plain_block(flags, number, payload)
+            payload = self._plain_block(flags, stream_id, payload)
         if flags & END_HEADERS:
-            return self._take_head(number, payload)
-        self._open_head = number
+            return self._take_head(stream_id, payload)
+        self._open_head = stream_id
         self._block.append(payload)
         return None
 
-    def _plain_block(self, flags: int, number: int, payload: bytes) -> bytes:
+    def _plain_block(self, flags: int, stream_id: int, payload: bytes) -> bytes:
         """A HEADERS frame's part of the block, without padding and priority."""
         if flags & PADDED:
             payload = without_padding(flags, payload)
         if flags & WITH_PRIORITY:
             if len(payload) < PRIORITY_SIZE:
                 raise RemoteProtocolError("a priority that is cut short", ErrorCodes.FRAME_SIZE_ERROR)
-            self._depends_on_itself = number_in(payload) == number
+            self._depends_on_itself = uint31(payload) == stream_id
             payload = payload[PRIORITY_SIZE:]
         return payload
 
-    def receive_continuation(self, flags: int, number: int, payload: bytes) -> FieldList | None:
+    def receive_continuation(self, flags: int, stream_id: int, payload: bytes) -> FieldList | None:
         """As `receive_headers`, for the frames behind HEADERS (RFC 9113 section 6.10)."""
-        if not self._open_head or number != self._open_head:
+        if not self._open_head or stream_id != self._open_head:
             raise RemoteProtocolError("CONTINUATION of no head")
         self.head_size += HEADER_SIZE + len(payload)
         if self.head_size > self._max_head or len(self._block) == MAX_HEAD_FRAMES:
@@ -193,50 +193,52 @@ class H2StateMachine(FrameWriter):
         block = b"".join(self._block)
         self._block.clear()
         self._open_head = 0
-        return self._take_head(number, block)
+        return self._take_head(stream_id, block)
 
-    def _take_head(self, number: int, block: bytes) -> FieldList | None:
+    def _take_head(self, stream_id: int, block: bytes) -> FieldList | None:
         fields = self._decoder.decode(block)
-        stream = self.streams.get(number)
+        stream = self.streams.get(stream_id)
         if stream is None:
-            if self.client_side or number <= self.last_of_peer or not number & 1:
-                self._check_late_head(number)
+            if self.client_side or stream_id <= self.last_of_peer or not stream_id & 1:
+                self._check_late_head(stream_id)
                 return None
-            self.last_of_peer = number
+            self.last_of_peer = stream_id
             if self._depends_on_itself:
-                raise StreamError("a stream that depends on itself", number)
+                raise StreamError("a stream that depends on itself", stream_id)
             return fields
         state = stream.stream_state
         if state != OPEN and state != HALF_CLOSED_LOCAL:
             if state == CLOSED:
                 raise RemoteProtocolError("HEADERS behind the end of their stream", ErrorCodes.STREAM_CLOSED)
-            raise StreamError("HEADERS behind the end of their stream", number, ErrorCodes.STREAM_CLOSED)
-        has_ended = self._head_flags & END_STREAM == END_STREAM
+            raise StreamError("HEADERS behind the end of their stream", stream_id, ErrorCodes.STREAM_CLOSED)
+        ends_stream = self._head_flags & END_STREAM == END_STREAM
         is_interim = self.client_side and bool(fields) and fields[0][1][:1] == b"1" and fields[0][0] == b":status"
         are_trailers = stream.is_head_received
-        if self._depends_on_itself or ((is_interim or not has_ended) if are_trailers else (is_interim and has_ended)):
-            raise StreamError("fields where there can be none", number)
+        if self._depends_on_itself or (
+            (is_interim or not ends_stream) if are_trailers else (is_interim and ends_stream)
+        ):
+            raise StreamError("fields where there can be none", stream_id)
         stream.bytes_in += self.head_size
-        if has_ended:
+        if ends_stream:
             stream.stream_state = HALF_CLOSED_REMOTE if state == OPEN else CLOSED
         if are_trailers:
             stream.take_trailers(fields)
         else:
             stream.is_head_received = not is_interim
-            stream.take_response(fields, has_ended=has_ended)
-        if has_ended and self.streams.get(number) is stream:
+            stream.take_response(fields, ends_stream=ends_stream)
+        if ends_stream and not stream.is_over:
             stream.take_end()
         return None
 
-    def _check_late_head(self, number: int) -> None:
+    def _check_late_head(self, stream_id: int) -> None:
         """HEADERS that no stream waits for. What was under way when we reset the stream is dropped (section 5.1)."""
-        if not self.has_begun(number):
+        if not self.has_begun(stream_id):
             raise RemoteProtocolError("HEADERS on a stream that the peer may not begin")
-        state = self._closed.state(number)
+        state = self._closed.state(stream_id)
         if state == CLOSED:
             raise RemoteProtocolError("HEADERS behind the end of their stream", ErrorCodes.STREAM_CLOSED)
         if state == RESET_BY_PEER:
-            raise StreamError("HEADERS behind the end of their stream", number, ErrorCodes.STREAM_CLOSED)
+            raise StreamError("HEADERS behind the end of their stream", stream_id, ErrorCodes.STREAM_CLOSED)
         if state != RESET_BY_US:
             raise RemoteProtocolError("HEADERS on a stream that is older than the latest")
 
@@ -249,23 +251,23 @@ class H2StateMachine(FrameWriter):
             stream.stream_state = HALF_CLOSED_REMOTE
 
     # --- all other frames ----------------------------------------------------------------------------------------
-    def receive_control_frame(self, kind: int, flags: int, number: int, payload: bytes) -> int:
+    def receive_control_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> int:
         """Returns what is left to do. Raises RemoteProtocolError, StreamError."""
         if self._open_head:
             raise RemoteProtocolError(f"a frame of type {kind} within a head")
         if kind == PRIORITY:
-            self._check_priority(number, payload)
+            self._check_priority(stream_id, payload)
             return NOTHING
         if kind == WINDOW_UPDATE:
-            return self._receive_window_update(number, payload)
+            return self._receive_window_update(stream_id, payload)
         check_size(kind, flags, payload)
         if kind == RST_STREAM:
-            return self._receive_reset(number)
+            return self._receive_reset(stream_id)
         if kind == PUSH_PROMISE:
             raise RemoteProtocolError("PUSH_PROMISE")
         if kind not in _CONTROL:
             return NOTHING  # of an unknown type (RFC 9113 section 5.5)
-        if number:
+        if stream_id:
             raise RemoteProtocolError(f"a frame of type {kind} on a stream")
         if kind == GOAWAY:
             return PEER_LEAVES
@@ -288,49 +290,49 @@ class H2StateMachine(FrameWriter):
         self.write(frame_header(SETTINGS, ACK, 0, 0))
         return SETTINGS_CHANGED
 
-    def _check_priority(self, number: int, payload: bytes) -> None:
+    def _check_priority(self, stream_id: int, payload: bytes) -> None:
         """A priority that is wrong is an error of its stream, and none where that is over (RFC 7540 section 5.3.1)."""
-        if number == 0:
+        if stream_id == 0:
             raise RemoteProtocolError("PRIORITY on stream 0")
         if len(payload) != PRIORITY_SIZE:
-            self._fail(number, "a PRIORITY of another size", ErrorCodes.FRAME_SIZE_ERROR)
-        elif number_in(payload) == number:
-            self._fail(number, "a stream that depends on itself", ErrorCodes.PROTOCOL_ERROR)
+            self._fail(stream_id, "a PRIORITY of another size", ErrorCodes.FRAME_SIZE_ERROR)
+        elif uint31(payload) == stream_id:
+            self._fail(stream_id, "a stream that depends on itself", ErrorCodes.PROTOCOL_ERROR)
 
-    def _fail(self, number: int, why: str, code: ErrorCodes) -> None:
-        if not self.has_begun(number):
+    def _fail(self, stream_id: int, why: str, code: ErrorCodes) -> None:
+        if not self.has_begun(stream_id):
             raise RemoteProtocolError(why, code)
-        stream = self.streams.get(number)
+        stream = self.streams.get(stream_id)
         if stream is not None and stream.stream_state < CLOSED:
-            raise StreamError(why, number, code)
+            raise StreamError(why, stream_id, code)
 
-    def _receive_window_update(self, number: int, payload: bytes) -> int:
+    def _receive_window_update(self, stream_id: int, payload: bytes) -> int:
         check_size(WINDOW_UPDATE, 0, payload)
-        increment = number_in(payload)
-        if number == 0:
+        increment = uint31(payload)
+        if stream_id == 0:
             self.send_window += increment
             if not increment:
                 raise RemoteProtocolError("a WINDOW_UPDATE of 0")
             if self.send_window > MAX_WINDOW:
                 raise RemoteProtocolError("the window of the connection overflows", ErrorCodes.FLOW_CONTROL_ERROR)
             return WINDOW_OPENED
-        if not self.has_begun(number):
+        if not self.has_begun(stream_id):
             raise RemoteProtocolError("a WINDOW_UPDATE of a stream that has not begun")
-        stream = self.streams.get(number)
+        stream = self.streams.get(stream_id)
         if stream is None or stream.stream_state >= CLOSED:
             return NOTHING
         if not increment:
-            raise StreamError("a WINDOW_UPDATE of 0", number)
+            raise StreamError("a WINDOW_UPDATE of 0", stream_id)
         stream.send_window += increment
         if stream.send_window > MAX_WINDOW:
-            raise StreamError("the window of a stream overflows", number, ErrorCodes.FLOW_CONTROL_ERROR)
+            raise StreamError("the window of a stream overflows", stream_id, ErrorCodes.FLOW_CONTROL_ERROR)
         return STREAM_WINDOW_OPENED
 
-    def _receive_reset(self, number: int) -> int:
+    def _receive_reset(self, stream_id: int) -> int:
         """A reset; of a stream that is over already, nothing (RFC 9113 section 6.4)."""
-        if not self.has_begun(number):
+        if not self.has_begun(stream_id):
             raise RemoteProtocolError("a reset of a stream that has not begun")
-        stream = self.streams.get(number)
+        stream = self.streams.get(stream_id)
         if stream is None or stream.stream_state >= CLOSED:
             return NOTHING
         stream.stream_state = RESET_BY_PEER

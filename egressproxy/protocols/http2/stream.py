@@ -23,8 +23,8 @@ class Http2Stream(H2StreamState):
         "_withheld", "connection", "feeder", "is_held_back", "is_reading_paused", "is_write_blocked",
     )  # fmt: skip
 
-    def __init__(self, connection: OutboundStreams, number: int) -> None:
-        super().__init__(number)
+    def __init__(self, connection: OutboundStreams, stream_id: int) -> None:
+        super().__init__(stream_id)
         self.connection = connection
         self.feeder: Reads | None = None
         self.is_write_blocked = False
@@ -38,11 +38,6 @@ class Http2Stream(H2StreamState):
         self.feeder = feeder
         if self.is_write_blocked and feeder is not None:
             feeder.pause_reading()
-
-    @property
-    def is_over(self) -> bool:
-        """Neither side sends more, or the connection is gone: what is sent now goes nowhere."""
-        return self.connection.streams.get(self.number) is not self
 
     def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
         """Send the head of a response, final or interim."""
@@ -103,6 +98,10 @@ class Http2Stream(H2StreamState):
 
     def resume_reading(self) -> None:
         self.is_reading_paused = False
+        self.give_kept_back()
+
+    def give_kept_back(self) -> None:
+        """What came while reading was paused counts as read: the peer may send as much again."""
         if self.kept_size:
             size, self.kept_size = self.kept_size, 0
             self.connection.give_back(self, size)

@@ -39,26 +39,15 @@ class H2StreamState:
     """
 
     __slots__ = (
-        "bytes_in",
-        "bytes_out",
-        "has_sent_all",
-        "is_ending",
-        "is_head_received",
-        "is_head_sent",
-        "kept_size",
-        "number",
-        "read_size",
-        "receive_window",
-        "send_window",
-        "stream_state",
-        "trailers",
-        "unsent",
+        "bytes_in", "bytes_out", "has_sent_all", "is_ending", "is_head_received", "is_head_sent", "is_over",
+        "kept_size", "read_size", "receive_window", "send_window", "stream_id", "stream_state", "trailers", "unsent",
         "unsent_size",
     )  # fmt: skip
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, stream_id: int) -> None:
+        self.stream_id = stream_id
         self.stream_state = IDLE
+        self.is_over = True  # neither side sends more, or the connection is gone: what is sent goes nowhere
         self.is_head_received = False  # the final head of a message
         self.is_head_sent = False
         self.receive_window = 0
@@ -88,7 +77,11 @@ class H2StreamState:
     def receive_data(self, data: bytes, size: int) -> None:
         """Content, perhaps none; with its padding it has used `size` bytes of the window."""
 
-    def take_response(self, fields: FieldList, *, has_ended: bool) -> None:
+    def take_request(self, fields: FieldList, *, ends_stream: bool) -> None:
+        """The head of a request, which has opened this stream. Raises RemoteProtocolError where we are the client."""
+        raise RemoteProtocolError("a request to a client")
+
+    def take_response(self, fields: FieldList, *, ends_stream: bool) -> None:
         """The head of a response, also an interim one. Raises RemoteProtocolError where the peer began the stream."""
         raise RemoteProtocolError("a response to no request")
 
@@ -104,6 +97,9 @@ class H2StreamState:
     def was_reset(self, code: int) -> None:
         """The peer has given the stream up, or made us do so (RFC 9113 section 7: the error code)."""
 
+    def was_not_seen(self) -> None:
+        """A GOAWAY says that the peer has not looked at this stream of ours."""
+
     @abstractmethod
     def connection_is_lost(self) -> None:
         """The connection is gone, and the stream with it."""
@@ -118,27 +114,27 @@ class H2StreamState:
 
 
 class ClosedStreams:
-    """The states in which the latest streams were left, by number."""
+    """The states in which the latest streams were left, by identifier."""
 
     __slots__ = ("_at", "_ring")
 
     def __init__(self) -> None:
-        self._ring = array("Q")  # numbers, and states in the lowest three bits
+        self._ring = array("Q")  # identifiers, and states in the lowest three bits
         self._at = 0  # the oldest, when there are MAX_CLOSED
 
-    def add(self, number: int, state: int) -> None:
+    def add(self, stream_id: int, state: int) -> None:
         """Remember how this stream ended."""
-        entry = number << 3 | state
+        entry = stream_id << 3 | state
         if len(self._ring) < MAX_CLOSED:
             self._ring.append(entry)
         else:
             self._ring[self._at] = entry
             self._at = (self._at + 1) % MAX_CLOSED
 
-    def state(self, number: int) -> int:
+    def state(self, stream_id: int) -> int:
         """CLOSED, RESET_BY_US or RESET_BY_PEER; IDLE for one that is not remembered."""
         for entry in self._ring:
-            if entry >> 3 == number:
+            if entry >> 3 == stream_id:
                 return entry & 7
         return IDLE
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from h2.errors import ErrorCodes
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.net.driver import Driver
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_failures import TLS_EXPECTATION, tls_fault
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.connection import Http2Connection
-from egressproxy.protocols.http2.frames import Frame, LocalProtocolError, RemoteProtocolError
+from egressproxy.protocols.http2.frames import LocalProtocolError, RemoteProtocolError
 from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import MAX_STREAMS, STREAM_WINDOW
-from egressproxy.protocols.http2.upstream_stream import CLOSED, WEBSOCKET, UpstreamStream, unseen
+from egressproxy.protocols.http2.stream_state import H2StreamState
 
 #: While a stream waits and nothing has come for so long, the backend is asked whether it is there; and again after the
 #: second time. Servers of gRPC take more than two pings in five minutes without data for a flood.
@@ -33,15 +34,17 @@ DOUBT_S: Final = 1.0
 PING_ANSWER_S: Final = 20.0
 #: No stream begins behind this one: identifiers are 31 bits (RFC 9113 section 5.1.1).
 LAST_STREAM: Final = 2**31 - 1 - 4 * MAX_STREAMS
+WEBSOCKET: Final = b"websocket"
+CLOSED: Final = "the upstream closed its connection"
 
 
 class Http2Upstream(Http2Connection):
-    """A connection to a backend. Its owner takes places on it (`reserve`), and is told when there may be more."""
+    """A connection to a backend. Its owner takes places on it (UpstreamStream), and is told when there may be more."""
 
     __slots__ = (
         "_awake", "_has_settings", "_in_vain_s", "_last_frame_before", "_loss", "_max_requests", "_pinged_at",
         "_settled", "_why", "active", "address", "age", "begins_nothing", "deadline", "idle_s", "is_leaving",
-        "is_secure", "last_frame_at", "on_free", "on_http_1", "on_lost", "on_room", "served",
+        "is_secure", "on_free", "on_http_1", "on_lost", "on_room", "served",
     )  # fmt: skip
 
     #: The windows of all streams together: a slow reader of one stream keeps no other stream from reading.
@@ -59,9 +62,8 @@ class Http2Upstream(Http2Connection):
         self.served = 0  # that ever were
         self.is_leaving = False
         self.begins_nothing = False  # not even in places that are taken
-        self.last_frame_at = 0.0  # on the wheel's clock: the last whole frame; one may come byte by byte, without end
         self.on_room: Callable[[], None] | None = None
-        self.on_free: Callable[[UpstreamStream], None] | None = None  # a place was given back
+        self.on_free: Callable[[Any], None] | None = None  # a place was given back
         self.on_http_1: Callable[[], None] | None = None  # the upstream wants HTTP/1.1
         self.on_lost: Callable[[Http2Upstream], None] | None = None
         self.deadline = Deadline(wheel, self._look)  # idle, or silent
@@ -71,7 +73,7 @@ class Http2Upstream(Http2Connection):
         self._last_frame_before = self._in_vain_s = 0.0
         self._settled: asyncio.Future[None] | None = None
         self._pinged_at = 0.0  # 0: it was never asked
-        self._awake: list[UpstreamStream] = []
+        self._awake: list[Driver] = []
         self._loss: Exception | None = None
         self._why = ""
 
@@ -85,6 +87,7 @@ class Http2Upstream(Http2Connection):
 
     @property
     def is_new(self) -> bool:
+        """The upstream has not announced yet how many streams it takes."""
         return not (self._has_settings or self.is_leaving)
 
     @property
@@ -94,7 +97,8 @@ class Http2Upstream(Http2Connection):
             return 1
         return min(MAX_STREAMS, self._machine.peer.max_streams)
 
-    def reserve(self) -> UpstreamStream:
+    def take_place(self) -> bool:
+        """Count an exchange on this connection, which has room. Returns whether there were others before."""
         was_reused = self.served > 0
         self.active += 1
         self.served += 1
@@ -102,9 +106,10 @@ class Http2Upstream(Http2Connection):
             self.deadline.clear()
         if self.served == self._max_requests:
             self.is_leaving = True
-        return UpstreamStream(self, self, was_reused=was_reused)
+        return was_reused
 
-    def take_place_back(self, stream: UpstreamStream) -> None:
+    def take_place_back(self, stream: H2StreamState) -> None:
+        """The exchange is over."""
         self.active -= 1
         if self.on_free is not None:
             self.on_free(stream)
@@ -130,14 +135,15 @@ class Http2Upstream(Http2Connection):
         super().close()
 
     # --- for streams -----------------------------------------------------------------------------------------------
-    def begin_stream(self, stream: UpstreamStream, code: bytes, *, is_last: bool) -> UpstreamFault | None:
+    def begin_stream(self, stream: H2StreamState, code: bytes, *, is_last: bool) -> UpstreamFault | None:
+        """Send the head of a new stream, in HPACK. Gives a fault where that cannot be."""
         if self.is_lost:
             return unseen(CLOSED)
         try:
             self.send_request_headers(stream, code, is_last=is_last)
-        except LocalProtocolError:  # it takes fewer by now, or the numbers are used up
+        except LocalProtocolError:  # it takes fewer by now, or the identifiers are used up
             return unseen("the upstream takes no more streams")
-        if stream.number >= LAST_STREAM:
+        if stream.stream_id >= LAST_STREAM:
             self.is_leaving = True
         self.deadline.set(min(self.deadline.at, self.wheel.now + SILENCE_S))
         return None
@@ -149,13 +155,15 @@ class Http2Upstream(Http2Connection):
         return UpstreamFault(Reason.BAD_RESPONSE, "the upstream speaks HTTP/2 alone, and does not take this upgrade")
 
     async def settings(self) -> None:
+        """Wait until the upstream has announced what it takes, or is gone."""
         while self.is_new:
             if self._settled is None:
                 self._settled = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._settled)
 
-    def wake_later(self, stream: UpstreamStream) -> None:
-        self._awake.append(stream)
+    def wake_later(self, driver: Driver) -> None:
+        """Resume this exchange when all that has come is taken."""
+        self._awake.append(driver)
 
     def given_up(self, begun_at: float) -> None:
         """A stream without a whole answer, begun at this time of the wheel, is given up. Such attempts may be short:
@@ -174,6 +182,7 @@ class Http2Upstream(Http2Connection):
         self.retire()
 
     def loss_fault(self) -> UpstreamFault:
+        """Why streams end with the connection, those that the upstream may have seen."""
         if self._why:
             message = f"the upstream's connection failed: {self._why}"
             return UpstreamFault(Reason.BAD_RESPONSE, message, retry=RetrySafety.IF_IDEMPOTENT)
@@ -191,19 +200,16 @@ class Http2Upstream(Http2Connection):
         super().connection_made(transport)
         self.address = self.peer_name()
 
-    def _take_frames(self, frames: list[Frame]) -> None:
+    def _take_frames(self) -> None:
         """Who waits for them goes on when all are taken, so that a short response is seen whole."""
-        if frames:
-            self.last_frame_at = self.wheel.now
-        super()._take_frames(frames)
+        super()._take_frames()
         self._wake()
 
     def _wake(self) -> None:
         while self._awake:
             awake, self._awake = self._awake, []
-            for stream in awake:
-                if stream.driver is not None:
-                    stream.driver.resume()
+            for driver in awake:
+                driver.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_leaving = self.begins_nothing = True
@@ -220,7 +226,7 @@ class Http2Upstream(Http2Connection):
             on_lost(self)
 
     # --- what comes ------------------------------------------------------------------------------------------------
-    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
+    def take_request(self, stream_id: int, fields: FieldList, *, ends_stream: bool) -> None:
         raise RemoteProtocolError("a stream that the upstream has begun")
 
     def settings_changed(self) -> None:
@@ -238,9 +244,8 @@ class Http2Upstream(Http2Connection):
         """GOAWAY: what it has not looked at may be asked elsewhere (RFC 9113 section 6.8)."""
         self.is_leaving = self.begins_nothing = True
         for stream in list(self.streams.values()):
-            if stream.number > last_stream:
+            if stream.stream_id > last_stream:
                 self.forget(stream)
-                assert isinstance(stream, UpstreamStream)
                 stream.was_not_seen()
         self.retire()
 
@@ -274,3 +279,8 @@ class Http2Upstream(Http2Connection):
     def __repr__(self) -> str:
         state = "lost" if self.is_lost else "leaving" if self.is_leaving else "open"
         return f"Http2Upstream({self.address}, {state}, {self.active} active, served={self.served})"
+
+
+def unseen(message: str) -> UpstreamFault:
+    """The upstream has not looked at the request: it may be sent again, whatever it is (RFC 9113 section 8.7)."""
+    return UpstreamFault(Reason.UPSTREAM_RESET, message, status=503, retry=RetrySafety.SAFE)

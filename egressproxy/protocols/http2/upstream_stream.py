@@ -21,16 +21,13 @@ from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.protocols.http2.head_fields import request_code
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
-from egressproxy.protocols.http2.outbound_streams import OutboundStreams
 from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.stream import Http2Stream
-from egressproxy.protocols.http2.stream_protocols import UpstreamStreamConnection
 from egressproxy.protocols.http2.stream_transport import StreamTransport
+from egressproxy.protocols.http2.upstream import CLOSED, WEBSOCKET, Http2Upstream, unseen
 
-WEBSOCKET: Final = b"websocket"
 _WEBSOCKET_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
-CLOSED: Final = "the upstream closed its connection"
 _BROKE_OFF: Final = "the upstream's response broke off"
 
 
@@ -49,18 +46,17 @@ class UpstreamStream(Http2Stream):
     is_idle = False
     served = 0
 
-    def __init__(self, connection: OutboundStreams, upstream: UpstreamStreamConnection, *, was_reused: bool) -> None:
-        """`upstream` is the connection again, in its role as a backend's."""
-        super().__init__(connection, 0)
+    def __init__(self, upstream: Http2Upstream) -> None:
+        super().__init__(upstream, 0)
         self.upstream = upstream
-        self.was_reused = was_reused
+        self.was_reused = upstream.take_place()
         self.is_reading_paused = True  # until there is a sink
         self.driver: Driver | None = None
         self.sink: BodySink | None = None
         self.head: ResponseHead | None = None
         self.error: GatewayError | None = None
         self.has_ended = False  # the response is whole, and handed on
-        self.last_read = connection.wheel.now
+        self.last_read = upstream.wheel.now
         self.sent_at = 0.0  # when a body was whole
         self._begun_at = 0.0
         self._method = b""
@@ -124,7 +120,7 @@ class UpstreamStream(Http2Stream):
         if self.error is not None:
             raise self.error
         if self.connection.is_lost:
-            raise unseen(CLOSED) if self.number == 0 else self.upstream.loss_fault()
+            raise unseen(CLOSED) if self.stream_id == 0 else self.upstream.loss_fault()
         return None
 
     async def first_byte(self) -> None:
@@ -174,7 +170,7 @@ class UpstreamStream(Http2Stream):
     def finish(self) -> None:
         """End the exchange: its place is free. A stream that is not over is reset."""
         connection = self.connection
-        if self.number and not self.is_over:
+        if self.stream_id and not self.is_over:
             if not self._is_complete:
                 self.upstream.given_up(self._begun_at)
             if self._is_complete and self.has_sent_all:
@@ -208,19 +204,19 @@ class UpstreamStream(Http2Stream):
         self.finish()
 
     def close(self) -> None:
-        if self.number:
+        if self.stream_id:
             self.reset()
 
     def abort(self) -> None:
         self.close()
 
     # --- what comes ------------------------------------------------------------------------------------------------
-    def take_response(self, fields: FieldList, *, has_ended: bool) -> None:
+    def take_response(self, fields: FieldList, *, ends_stream: bool) -> None:
         self.last_read = self.connection.wheel.now
         if self._is_given_up:
             return
         try:
-            head = read_response_fields(fields, self.connection.limits, self._method, has_ended=has_ended)
+            head = read_response_fields(fields, self.connection.limits, self._method, ends_stream=ends_stream)
             if head.is_interim:
                 self._interim += 1
                 if self._interim > MAX_INTERIM:
@@ -234,7 +230,7 @@ class UpstreamStream(Http2Stream):
             self._expected = head.body if head.status != 101 else CHUNKED
             self._is_answered = True
         self._heads.append(head)
-        self.upstream.wake_later(self)
+        self._wake_later()
 
     def take_data(self, data: bytes) -> None:
         self.last_read = self.connection.wheel.now
@@ -247,7 +243,7 @@ class UpstreamStream(Http2Stream):
             self.transport.data_came(data)
         elif self.sink is None:
             keep(self._pieces, data)
-            self.upstream.wake_later(self)  # the first byte may be waited for
+            self._wake_later()  # the first byte may be waited for
         else:
             try:
                 self.sink.send_body(data)
@@ -276,7 +272,7 @@ class UpstreamStream(Http2Stream):
             self._end_sink(self.sink)
         elif not self._pieces and not self._response_trailers:
             self.has_ended = True
-        self.upstream.wake_later(self)
+        self._wake_later()
 
     def was_reset(self, code: int) -> None:
         """Behind its whole response a reset is the upstream's way to refuse the rest of the request (RFC 9113 8.1)."""
@@ -305,7 +301,7 @@ class UpstreamStream(Http2Stream):
             del fault  # see `_fail`
 
     def was_not_seen(self) -> None:
-        """A GOAWAY says that the upstream has not looked at this stream. An answered stream was looked at."""
+        """As of H2StreamState. A stream with an answer was looked at."""
         if self._is_complete or self._is_given_up:
             return
         if self._is_answered:
@@ -321,6 +317,10 @@ class UpstreamStream(Http2Stream):
     def was_sent(self) -> None:
         if self.transport is not None:
             self.transport.all_sent()
+
+    def _wake_later(self) -> None:
+        if self.driver is not None:
+            self.upstream.wake_later(self.driver)
 
     @property
     def _is_given_up(self) -> bool:
@@ -340,7 +340,7 @@ class UpstreamStream(Http2Stream):
             sink.end_body(self._response_trailers)
         except GatewayError as error:
             self._fail(error)
-        self.upstream.wake_later(self)
+        self._wake_later()
 
     def _break(self, fault: Malformed) -> None:
         """The response breaks a rule: the stream's error, and nobody else's."""
@@ -357,11 +357,6 @@ class UpstreamStream(Http2Stream):
             self.transport.lost(self.error)
         elif self.driver is not None:
             self.driver.throw(self.error)
-
-
-def unseen(message: str) -> UpstreamFault:
-    """The upstream has not looked at the request: it may be sent again, whatever it is (RFC 9113 section 8.7)."""
-    return UpstreamFault(Reason.UPSTREAM_RESET, message, status=503, retry=RetrySafety.SAFE)
 
 
 def name(code: int) -> str:

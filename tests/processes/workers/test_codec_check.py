@@ -22,28 +22,31 @@ def test_this_python_reads_what_is_meant():
 
 
 def patched(monkeypatch: pytest.MonkeyPatch, module: object, name: str, old: bytes, new: bytes) -> None:
-    """Put another expression in the place of this one, or of the one that this function makes."""
+    """Put another expression in the place of this one, or of those that this function makes."""
     made = getattr(module, name)
-    pattern = made if isinstance(made, re.Pattern) else made(REQUESTS.max_fields)
-    assert old in pattern.pattern
-    other = re.compile(pattern.pattern.replace(old, new), pattern.flags)
-    monkeypatch.setattr(module, name, other if isinstance(made, re.Pattern) else lambda _: other)
+
+    def other(pattern: re.Pattern[bytes]) -> re.Pattern[bytes]:
+        assert old in pattern.pattern
+        return re.compile(pattern.pattern.replace(old, new), pattern.flags)
+
+    is_made = isinstance(made, re.Pattern)
+    monkeypatch.setattr(module, name, other(made) if is_made else lambda *arguments: other(made(*arguments)))
 
 
 @of_sources
 @pytest.mark.parametrize(
     ("module", "name", "old", "new"),
     [
-        (request_head, "plain_request_section", b"\\r\\n\\r\\n", b"\\r\\n"),
-        (request_head, "plain_request_section", b"\\x20-\\x7e", b"\\x00\\x20-\\x7e"),
-        (request_head, "plain_request_section", b"[oO][sS][tT]", b"[oO][sS][sS]"),
-        (request_head, "plain_request_section", b"}+:", b"}+ ?:"),
-        (request_head, "request_section", b"{0,128}", b"{0,4}"),
-        (request_head, "request_section", b"}+:", b"}+[ \\t]*:"),
+        (request_head, "plain_section_pattern", b"\\r\\n\\r\\n", b"\\r\\n"),
+        (request_head, "plain_section_pattern", b"\\x20-\\x7e", b"\\x00\\x20-\\x7e"),
+        (request_head, "plain_section_pattern", b"[oO][sS][tT]", b"[oO][sS][sS]"),
+        (request_head, "plain_section_pattern", b"}+:", b"}+ ?:"),
+        (request_head, "any_section_pattern", b"{0,128}", b"{0,4}"),
+        (request_head, "any_section_pattern", b"}+:", b"}+[ \\t]*:"),
         (request_head, "_HOP", b"([^\\r]*)", b"([^\\r]?)"),
         (request_head, "_TWINS", b"_*+:", b"_*+;"),
-        (response_head, "plain_response_section", b"[cC]", b"[yY]"),
-        (response_head, "plain_response_section", b"}+:", b"}+ ?:"),
+        (response_head, "plain_section_pattern", b"[cC]", b"[yY]"),
+        (response_head, "plain_section_pattern", b"}+:", b"}+ ?:"),
         (response_head, "_HOP", b"[vV]", b"[vW]"),
         (chunked, "_CHUNK_LINE", b"{1,16}+", b"{1,17}+"),
         (chunked, "_CHUNK_LINE", b'])*"', b'])*"?'),
@@ -68,7 +71,7 @@ def test_a_field_that_is_not_found_or_has_another_value_is_found(monkeypatch: py
 
 
 def test_an_expression_that_fails_is_found_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(request_head, "plain_request_section", lambda _: re.compile(b"(.*)"))  # too few groups
+    monkeypatch.setattr(request_head, "plain_section_pattern", lambda *_: re.compile(b"(.*)"))  # too few groups
     with pytest.raises(Misread):
         check_codec(REQUESTS, RESPONSES)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.protocols.http2.frames import SETTINGS, FrameSplitter, RemoteProtocolError
+from egressproxy.protocols.http2.frames import SETTINGS, FrameReader, RemoteProtocolError
 
 
 def frame(kind: int, payload: bytes, stream: int = 0, flags: int = 0) -> bytes:
@@ -19,19 +19,26 @@ def test_frames_come_out_whole_however_they_came(written: list[tuple[int, int, i
     written = [(SETTINGS, 0, 0, b""), *written]
     data = b"".join(frame(kind, payload, stream, flags) for kind, flags, stream, payload in written)
     frames = [(kind, flags, stream & 0x7FFF_FFFF, payload) for kind, flags, stream, payload in written]
-    splitter, got = FrameSplitter(), []
+    reader, got = FrameReader(), []
     for cut in [*cuts, len(data)]:
-        got += splitter.feed(data[:cut])
+        reader.feed(data[:cut])
         data = data[cut:]
+        while reader.next():
+            got.append((reader.kind, reader.flags, reader.stream_id, reader.payload))
     assert got == frames
 
 
 def test_a_frame_that_is_too_long_is_refused_by_its_header():
+    reader = FrameReader()
+    reader.feed(frame(SETTINGS, b"") + b"\x00\x40\x01\x00\x00\x00\x00\x00\x01")
+    assert reader.next()
     with pytest.raises(RemoteProtocolError):
-        FrameSplitter().feed(frame(SETTINGS, b"") + b"\x00\x40\x01\x00\x00\x00\x00\x00\x01")
+        reader.next()
 
 
 @pytest.mark.parametrize("said", [frame(6, bytes(8)), b"HTTP/1.1 400 Bad Request\r\n"])
 def test_the_first_frame_is_settings(said: bytes):
+    reader = FrameReader()
+    reader.feed(said)
     with pytest.raises(RemoteProtocolError, match="the first frame is not SETTINGS"):
-        FrameSplitter().feed(said)
+        reader.next()

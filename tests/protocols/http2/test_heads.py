@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from unittest.mock import ANY
 
-from egressproxy.model.message import CHUNKED, TargetForm
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import CHUNKED, ResponseHead, TargetForm
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http1.request_head import HOP_NAMES, split_hop_fields
+from egressproxy.protocols.http2.field_coding import FieldDecoder
+from egressproxy.protocols.http2.head_fields import ResponseHeads
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields
 from egressproxy.protocols.http2.remembered_fields import FieldList, RememberedFields
 from tests.support.attributes import attributes
@@ -14,6 +22,15 @@ GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/a?b"), (b":au
 CONNECT = [(b":method", b"CONNECT"), (b":authority", b"a.example:443")]
 OK = [(b":status", b"200")]
 LIMITS = HeadLimits()
+#: A block, what came in Via, a length, and whether the response has a body.
+RESPONSES = [
+    (b"\r\nServer: a\r\nDate: now", b"", 5, True),
+    (b"\r\nServer: a\r\nDate: now", b"", 5, False),
+    (b"\r\nServer: a\r\nDate: now", b"1.0 other", CHUNKED, True),
+    (b"\r\nServer: a", b"1.0 other", 0, True),
+    (b"\r\nX-Long: " + b"a" * 2000, b"", 7, True),
+    (b"", b"", 5, True),
+]
 
 
 def reader(*, is_forward: bool = False, limits: HeadLimits = LIMITS) -> RequestFieldsReader:
@@ -29,34 +46,36 @@ def replaced(name: bytes, value: bytes | None) -> FieldList:
 
 
 def test_a_request_reads_as_in_http1():
-    head = reader().read([*GET, (b"accept", b"*/*"), (b"x-a", b"")], has_ended=True)
+    head = reader().read([*GET, (b"accept", b"*/*"), (b"x-a", b"")], ends_stream=True)
     assert (head.method, head.path, head.host, head.body) == (b"GET", b"/a?b", b"a.example", 0)
     assert head.form is TargetForm.ORIGIN
     assert head.fields.block == b"\r\naccept: */*\r\nx-a: "
 
 
 def test_on_a_forward_proxy_it_names_its_destination():
-    head = reader(is_forward=True).read(GET, has_ended=True)
+    head = reader(is_forward=True).read(GET, ends_stream=True)
     assert (head.form, head.scheme, head.host) == (TargetForm.ABSOLUTE, b"https", b"a.example")
 
 
 def test_connect_names_host_and_port():
-    head = reader(is_forward=True).read(CONNECT, has_ended=False)
+    head = reader(is_forward=True).read(CONNECT, ends_stream=False)
     assert (head.form, head.target, head.path) == (TargetForm.AUTHORITY, b"a.example:443", b"a.example:443")
 
 
 def test_crumbs_of_a_cookie_are_one_field_where_the_first_stood():
     fields = [*GET, (b"cookie", b"a=1"), (b"x-a", b"b"), (b"cookie", b"c=2")]
-    assert reader().read(fields, has_ended=True).fields.block == b"\r\ncookie: a=1; c=2\r\nx-a: b"
+    assert reader().read(fields, ends_stream=True).fields.block == b"\r\ncookie: a=1; c=2\r\nx-a: b"
 
 
 def test_host_alone_is_enough_and_beside_authority_has_to_say_the_same():
-    assert reader().read([*replaced(b":authority", None), (b"host", b"b.example")], has_ended=True).host == b"b.example"
-    assert reader().read([*GET, (b"host", b"A.example")], has_ended=True).host == b"a.example"
+    assert (
+        reader().read([*replaced(b":authority", None), (b"host", b"b.example")], ends_stream=True).host == b"b.example"
+    )
+    assert reader().read([*GET, (b"host", b"A.example")], ends_stream=True).host == b"a.example"
 
 
 @pytest.mark.parametrize(
-    ("fields", "has_ended", "body"),
+    ("fields", "ends_stream", "body"),
     [
         (GET, True, 0),
         (GET, False, CHUNKED),
@@ -64,17 +83,17 @@ def test_host_alone_is_enough_and_beside_authority_has_to_say_the_same():
         (with_field(b"content-length", b"0"), True, 0),
     ],
 )
-def test_how_the_body_ends(fields: FieldList, has_ended: bool, body: int):
-    assert reader().read(fields, has_ended=has_ended).body == body
+def test_how_the_body_ends(fields: FieldList, ends_stream: bool, body: int):
+    assert reader().read(fields, ends_stream=ends_stream).body == body
 
 
 def test_te_and_via_are_of_the_hop():
-    head = reader().read([*GET, (b"te", b"trailers"), (b"via", b"2 other")], has_ended=True)
+    head = reader().read([*GET, (b"te", b"trailers"), (b"via", b"2 other")], ends_stream=True)
     assert (head.te_trailers, head.via, head.fields.block) == (True, b"2 other", b"")
 
 
 def test_what_would_speak_for_an_identity_is_dropped():
-    head = reader().read([*GET, (b"x-egress-identity", b"root"), (b"x_egress_identity", b"root")], has_ended=True)
+    head = reader().read([*GET, (b"x-egress-identity", b"root"), (b"x_egress_identity", b"root")], ends_stream=True)
     assert head.fields.block == b""
 
 
@@ -142,7 +161,7 @@ MALFORMED_REQUESTS: dict[str, FieldList] = {
 @pytest.mark.parametrize("fields", MALFORMED_REQUESTS.values(), ids=MALFORMED_REQUESTS)
 def test_malformed_requests_are_refused(fields: FieldList, is_forward: bool):
     with pytest.raises(Malformed) as refused:
-        reader(is_forward=is_forward).read(fields, has_ended=True)
+        reader(is_forward=is_forward).read(fields, ends_stream=True)
     assert refused.value.status == 400
 
 
@@ -156,12 +175,12 @@ def test_malformed_requests_are_refused(fields: FieldList, is_forward: bool):
 )
 def test_limits_of_heads(fields: FieldList, limits: HeadLimits, status: int):
     with pytest.raises(Malformed) as refused:
-        reader(limits=limits).read(fields, has_ended=True)
+        reader(limits=limits).read(fields, ends_stream=True)
     assert refused.value.status == status
 
 
 @pytest.mark.parametrize(
-    ("fields", "method", "has_ended", "body"),
+    ("fields", "method", "ends_stream", "body"),
     [
         (OK, b"GET", True, 0),
         (OK, b"GET", False, CHUNKED),
@@ -171,8 +190,8 @@ def test_limits_of_heads(fields: FieldList, limits: HeadLimits, status: int):
         ([(b":status", b"103")], b"GET", False, 0),
     ],
 )
-def test_responses(fields: FieldList, method: bytes, has_ended: bool, body: int):
-    head = read_response_fields(fields, HeadLimits(), method, has_ended=has_ended)
+def test_responses(fields: FieldList, method: bytes, ends_stream: bool, body: int):
+    head = read_response_fields(fields, HeadLimits(), method, ends_stream=ends_stream)
     assert (head.body, head.connection_close) == (body, False)
 
 
@@ -197,11 +216,11 @@ def test_responses(fields: FieldList, method: bytes, has_ended: bool, body: int)
 )
 def test_malformed_responses_are_refused(fields: FieldList):
     with pytest.raises(Malformed):
-        read_response_fields(fields, HeadLimits(), b"GET", has_ended=True)
+        read_response_fields(fields, HeadLimits(), b"GET", ends_stream=True)
 
 
 @pytest.mark.parametrize("is_forward", [False, True])
-@pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize("ends_stream", [False, True])
 @pytest.mark.parametrize(
     "fields",
     [
@@ -212,7 +231,7 @@ def test_malformed_responses_are_refused(fields: FieldList):
         CONNECT,
     ],
 )
-def test_what_is_remembered_is_read_as_it_was(fields: FieldList, *, has_ended: bool, is_forward: bool):
+def test_what_is_remembered_is_read_as_it_was(fields: FieldList, *, ends_stream: bool, is_forward: bool):
     """What a filter changes in one head is not in the next."""
 
     def said(head: object) -> dict[str, object]:
@@ -221,15 +240,15 @@ def test_what_is_remembered_is_read_as_it_was(fields: FieldList, *, has_ended: b
         return {name: value for name, value in found.items() if name != "hop"} | {"block": block}
 
     ours, remembered = reader(is_forward=is_forward), RememberedFields(fields)
-    plain = said(reader(is_forward=is_forward).read(fields, has_ended=has_ended))
+    plain = said(reader(is_forward=is_forward).read(fields, ends_stream=ends_stream))
     for _ in range(3):
-        head = ours.read(remembered, has_ended=has_ended)
+        head = ours.read(remembered, ends_stream=ends_stream)
         assert {**said(head), "authority": str(head.authority)} == {**plain, "authority": str(plain["authority"])}
         head.fields.add(b"x-filter", b"was here")
         head.path = head.host = b"changed"
-        ours.read([*GET, (b"via", b"1.1 other")], has_ended=True)
-    other = said(reader(is_forward=is_forward).read(fields, has_ended=not has_ended))
-    head = ours.read(remembered, has_ended=not has_ended)
+        ours.read([*GET, (b"via", b"1.1 other")], ends_stream=True)
+    other = said(reader(is_forward=is_forward).read(fields, ends_stream=not ends_stream))
+    head = ours.read(remembered, ends_stream=not ends_stream)
     assert {**said(head), "authority": ""} == {**other, "authority": ""}
 
 
@@ -237,8 +256,37 @@ def test_what_is_refused_is_refused_again():
     ours, remembered = reader(), RememberedFields([*GET, (b"connection", b"close")])
     for _ in range(2):
         with pytest.raises(Malformed):
-            ours.read(remembered, has_ended=True)
+            ours.read(remembered, ends_stream=True)
     known = RememberedFields([*GET, (b"content-length", b"5")])
-    assert ours.read(known, has_ended=False).body == 5
+    assert ours.read(known, ends_stream=False).body == 5
     with pytest.raises(Malformed):
-        ours.read(known, has_ended=True)
+        ours.read(known, ends_stream=True)
+
+
+@given(st.lists(st.sampled_from(RESPONSES), max_size=8))
+def test_heads_that_repeat_have_the_code_of_those_that_do_not(responses: list[tuple[bytes, bytes, int, bool]]):
+    ours = ResponseHeads()
+    for block, via, length, has_body in responses:
+        head = ResponseHead(200, b"OK", Fields(block))
+        head.via, head.body = via, length
+        date = [] if b"ate" in block else [(b"date", ANY)]
+        expected = [
+            *OK,
+            (b"via", via + b", 1.1 gw" if via else b"1.1 gw"),
+            *Fields(block),
+            *([(b"content-length", b"%d" % length)] if has_body and length >= 0 else []),
+            *date,
+        ]
+        assert FieldDecoder(100, 10_000).decode(ours.code(head, b"gw", has_body=has_body)) == expected
+
+
+@given(
+    st.sampled_from(sorted(HOP_NAMES)) | st.text("-acehikopstvx", min_size=1, max_size=12).map(str.encode),
+    st.integers(0, 40),
+    st.sampled_from([b"", b"-", b"x"]),
+)
+def test_no_field_of_the_hop_is_in_heads_that_are_not_searched_for_one(name: bytes, cut: int, more: bytes):
+    name = name[:cut] + more + name[cut:]
+    if name not in HOP_NAMES:
+        block = b"\r\n%b: 1" % name
+        assert split_hop_fields(block) == (block, ())

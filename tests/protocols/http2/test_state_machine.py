@@ -36,11 +36,11 @@ from egressproxy.protocols.http2.frames import (
     SETTINGS,
     WINDOW_UPDATE,
     WITH_PRIORITY,
-    FrameSplitter,
+    FrameReader,
     LocalProtocolError,
     RemoteProtocolError,
     StreamError,
-    number_in,
+    uint31,
 )
 from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import STREAM_WINDOW
@@ -110,7 +110,7 @@ class Stream(H2StreamState):
     def receive_data(self, data: bytes, size: int) -> None:
         self.got.append((data, size))
 
-    def take_response(self, fields: FieldList, *, has_ended: bool) -> None:
+    def take_response(self, fields: FieldList, *, ends_stream: bool) -> None:
         self.got.append(fields)
 
     def take_trailers(self, fields: FieldList) -> None:
@@ -164,10 +164,10 @@ class Sides:
         except RemoteProtocolError as error:
             return f"connection {error.code.name}"
         except StreamError as error:
-            self.ours.reset_stream(error.number, error.code)
-            self.reset_by_us.add(error.number)
-            if error.number in self.ours.streams:
-                self.ours.forget_stream(self.ours.streams[error.number])
+            self.ours.reset_stream(error.stream_id, error.code)
+            self.reset_by_us.add(error.stream_id)
+            if error.stream_id in self.ours.streams:
+                self.ours.forget_stream(self.ours.streams[error.stream_id])
             return f"stream {error.code.name}"
         if fields is not None:
             self.ours.open_request(Stream(number))
@@ -200,11 +200,11 @@ class Sides:
             return "a late frame on a stream that we have reset"
         if kind == DATA and state == CLOSED:
             return "DATA behind the end of both sides"
-        if kind == PRIORITY and number and (len(payload) != 5 or number_in(payload) == number):
+        if kind == PRIORITY and number and (len(payload) != 5 or uint31(payload) == number):
             if not ours.has_begun(number):
                 return "a payload of a wrong size" if len(payload) != 5 else ""
             return "a wrong PRIORITY of a stream" + " that is over" * is_over
-        if kind == WINDOW_UPDATE and number and len(payload) == 4 and not number_in(payload) and ours.has_begun(number):
+        if kind == WINDOW_UPDATE and number and len(payload) == 4 and not uint31(payload) and ours.has_begun(number):
             return "a window of 0 on a stream" + " that is over" * is_over
         sizes = {RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
         if kind in sizes and len(payload) != sizes[kind]:
@@ -219,7 +219,7 @@ class Sides:
             return "a reset of a stream that has not begun"
         return ""
 
-    def difference_of_head(self, fields: FieldList | None, number: int, *, has_ended: bool, depends: bool) -> str:
+    def difference_of_head(self, fields: FieldList | None, number: int, *, ends_stream: bool, depends: bool) -> str:
         """The same of a head that is whole. `fields` None: it cannot be decoded."""
         stream = self.ours.streams.get(number)
         if number in self.reset_by_us:
@@ -235,7 +235,7 @@ class Sides:
         if stream is None or not is_open:
             return ""
         is_interim = fields == EARLY
-        is_wrong = is_interim or not has_ended if stream.is_head_received else is_interim and has_ended
+        is_wrong = is_interim or not ends_stream if stream.is_head_received else is_interim and ends_stream
         return "fields at a wrong place, or with or without END_STREAM" if is_wrong else ""
 
     # --- both ----------------------------------------------------------------------------------------------------
@@ -256,10 +256,11 @@ class Sides:
 
 def heads_only(data: bytes) -> list[tuple[int, int, int, bytes]]:
     """Frames, without field blocks: those are coded in two ways."""
-    splitter = FrameSplitter()
-    splitter.feed(raw_frame(SETTINGS))
-    frames = splitter.feed(data)
-    return [(kind, flags, number, b"" if kind == HEADERS else payload) for kind, flags, number, payload in frames]
+    reader, frames = FrameReader(), []
+    reader.feed(raw_frame(SETTINGS) + data)
+    while reader.next():
+        frames.append((reader.kind, reader.flags, reader.stream_id, b"" if reader.kind == HEADERS else reader.payload))
+    return frames[1:]
 
 
 # --- the games -------------------------------------------------------------------------------------------------------
@@ -301,7 +302,7 @@ GAMES = st.lists(st.one_of(HEAD_FRAMES, HEAD_FRAMES, DATA_FRAMES, CONTROL_FRAMES
 
 
 def receives_head(
-    sides: Sides, fields: FieldList | None, has_ended: bool, number: int, pad: int, depends_on: int, pieces: int
+    sides: Sides, fields: FieldList | None, ends_stream: bool, number: int, pad: int, depends_on: int, pieces: int
 ) -> bool:
     """A head in so many frames. Returns whether the game goes on."""
     if fields in (OK, EARLY) and not sides.is_client:
@@ -311,7 +312,7 @@ def receives_head(
     block = b"\xff" * 6 if fields is None else encoded_block(fields)
     cuts = [len(block) * piece // pieces for piece in range(pieces + 1)]
     parts = [block[begin:end] for begin, end in pairwise(cuts)]
-    flags = (END_STREAM if has_ended else 0) | (END_HEADERS if pieces == 1 else 0)
+    flags = (END_STREAM if ends_stream else 0) | (END_HEADERS if pieces == 1 else 0)
     if depends_on >= 0:
         flags |= WITH_PRIORITY
         parts[0] = depends_on.to_bytes(4, "big") + b"\x10" + parts[0]
@@ -325,7 +326,7 @@ def receives_head(
     if number == 0:
         return receives(sides, HEADERS, flags, 0, parts[0])
     kind, last = (HEADERS, flags) if pieces == 1 else (CONTINUATION, END_HEADERS)
-    name = sides.difference_of_head(fields, number, has_ended=has_ended, depends=depends_on == number)
+    name = sides.difference_of_head(fields, number, ends_stream=ends_stream, depends=depends_on == number)
     if name:
         assert sides.receives(kind, last, number, parts[-1]).startswith(DIFFERENCES[name]), name
         return False
@@ -363,13 +364,13 @@ def acts(sides: Sides, what: str, at: int, size: int) -> bool:
         except LocalProtocolError:
             assert len(ours.streams) >= ours.peer.max_streams
             return False
-        ours.send_request_headers(stream, encoded_block(GET), is_last=at % 2 == 0)
+        ours.send_headers(stream, encoded_block(GET), is_last=at % 2 == 0)
         theirs.send_headers(theirs.get_next_available_stream_id(), GET, end_stream=at % 2 == 0)
         sides.are_equal()
         return True
     if not streams:
         return True
-    stream, number = streams[at % len(streams)], streams[at % len(streams)].number
+    stream, number = streams[at % len(streams)], streams[at % len(streams)].stream_id
     if what == "read":
         size = min(size, sum(each[1] for each in stream.got if isinstance(each, tuple)))
         stream.got = []
@@ -400,7 +401,7 @@ def acts(sides: Sides, what: str, at: int, size: int) -> bool:
         if what == "interim":
             ours.send_interim_headers(stream, encoded_block(EARLY))
         elif "head" in what:
-            ours.send_response_headers(stream, encoded_block(OK), is_last="end" in what)
+            ours.send_headers(stream, encoded_block(OK), is_last="end" in what)
         elif what == "trailers":
             ours.send_trailers(stream, encoded_block(TRAILERS))
         else:
@@ -492,6 +493,6 @@ def test_our_settings_name_the_size_of_the_table(is_client: bool):
     """nginx then says that its own is empty, and its blocks are read once."""
     ours = H2StateMachine(HeadLimits(), client_side=is_client)
     ours.begin(WINDOW)
-    frames = FrameSplitter(has_preface=is_client).feed(ours.take_frames())
-    assert frames[0][0] == SETTINGS
-    assert frames[0][3].startswith(b"\0\1\0\0\x10\0")
+    reader = FrameReader(has_preface=is_client)
+    reader.feed(ours.take_frames())
+    assert (reader.next(), reader.kind, reader.payload[:6]) == (True, SETTINGS, b"\0\1\0\0\x10\0")

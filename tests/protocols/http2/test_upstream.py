@@ -16,7 +16,6 @@ from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.settings import MAX_STREAMS, STREAM_WINDOW
-from egressproxy.protocols.http2.stream_state import MAX_CLOSED
 from egressproxy.protocols.http2.upstream import DOUBT_S, PING_AGAIN_S, PING_ANSWER_S, SILENCE_S, Http2Upstream
 from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from tests.net.test_flow_control import Transport
@@ -52,7 +51,7 @@ class Call:
     def __init__(self, talk: Talk, request: RequestHead) -> None:
         self.talk = talk
         self.request = request
-        self.stream = talk.connection.reserve()
+        self.stream = UpstreamStream(talk.connection)
         self.driver = Driver()
         self.interim: list[int] = []
         self.status = 0
@@ -375,14 +374,6 @@ async def test_streams_above_the_last_of_a_goaway_were_not_seen_and_the_others_g
     assert talk.connection.is_lost
 
 
-async def test_a_pushed_stream_ends_the_connection():
-    talk = Talk()
-    call = await talk.ask()
-    talk.connection.data_received(frame(5, 4, 1, (2).to_bytes(4, "big") + b"\x88"))
-    assert call.fault().reason is Reason.BAD_RESPONSE
-    assert talk.connection.is_lost
-
-
 async def test_a_caller_that_leaves_resets_its_stream_and_keeps_the_connection():
     talk = Talk()
     call = await talk.ask()
@@ -553,6 +544,7 @@ async def test_a_server_that_does_not_read_pauses_who_sends():
         frame(4, 0, 0, b"123"),
         frame(1, 4, 2, b"\x88"),
         frame(1, 4, 1, b"\xff\xff\xff\xff\xff"),
+        frame(5, 4, 1, (2).to_bytes(4, "big") + b"\x88"),  # PUSH_PROMISE
     ],
 )
 async def test_a_server_that_breaks_the_rules_is_left(nonsense: bytes):
@@ -560,6 +552,7 @@ async def test_a_server_that_breaks_the_rules_is_left(nonsense: bytes):
     call = await talk.ask()
     talk.connection.data_received(nonsense)
     assert call.fault().reason is Reason.BAD_RESPONSE
+    assert talk.connection.is_lost
     assert talk.wire.closing
 
 
@@ -586,14 +579,3 @@ async def test_a_connection_that_is_retired_waits_for_its_streams():
     await talk.settle()
     assert (call.body, reserved.body) == (b"late", b"late")
     assert talk.wire.closing
-
-
-async def test_little_is_remembered_of_streams_that_are_over():
-    talk = Talk()
-    for number in range(1000):
-        await talk.ask()
-        talk.server.respond(2 * number + 1, OK, b"ok")
-        await talk.settle()
-    assert talk.connection.served == 1000
-    assert not talk.connection.streams
-    assert len(talk.connection._machine._closed) <= MAX_CLOSED

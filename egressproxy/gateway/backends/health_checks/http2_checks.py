@@ -16,6 +16,7 @@ from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.upstream import Http2Upstream
+from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 
 #: The longest answer that is read.
 MAX_BYTES: Final = 64 * 1024
@@ -59,7 +60,7 @@ async def ask_over_http2(
                 raise UpstreamFault(Reason.TLS_PROTOCOL, "the upstream does not speak HTTP/2 (ALPN h2)")
             parked.hand_over(connection)
         is_open = True
-        stream = connection.reserve()
+        stream = UpstreamStream(connection)
         exchange.request.body = len(body)
         stream.begin(driver, exchange.request)
         stream.send_head(exchange.request, host, network.pseudonym)
