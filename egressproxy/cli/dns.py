@@ -137,9 +137,9 @@ def _answer(each: Mapping[str, Any]) -> tuple[str, str]:
     if "failure" in each:
         return f"{asked}: {each['failure']}", "red"
     if each["result"] == "nxdomain":
-        said = "the name does not exist"
+        result = "the name does not exist"
     else:
-        said = ", ".join(each["addresses"]) or "none"
+        result = ", ".join(each["addresses"]) or "none"
     through = f" through {', '.join(each['cnames'])}" if each["cnames"] else ""
     bit = ", authentic" if each["authentic"] else ""
-    return f"{asked}: {said}{through} (TTL {each['ttlSeconds']} s{bit})", ""
+    return f"{asked}: {result}{through} (TTL {each['ttlSeconds']} s{bit})", ""

@@ -125,8 +125,8 @@ def _policy(policy: Mapping[str, Any]) -> Iterator[Line]:
     names = ", ".join(policy["policies"])
     yield "policy", f"{policy['decision']} (mode {policy['mode']}{f'; {names}' if names else ''})", ""
     for entry in policy["entries"]:
-        said = ", ".join(f"{key}: {_listed(value)}" for key, value in entry.items() if key != "policy")
-        yield "", f"allowed by an entry of {entry['policy']}: {said}", ""
+        fields = ", ".join(f"{key}: {_listed(value)}" for key, value in entry.items() if key != "policy")
+        yield "", f"allowed by an entry of {entry['policy']}: {fields}", ""
     counted = policy.get("counted")
     patterns = [name for entry in policy["entries"] for key in ("hostnames", "cidrs") for name in entry.get(key, ())]
     if counted and patterns != [counted["entry"]]:  # else the line above says it
@@ -138,7 +138,7 @@ def _policy(policy: Mapping[str, Any]) -> Iterator[Line]:
             yield "", denied["remedy"], "green"
 
 
-def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iterator[Line]:
+def _backend(backend: Mapping[str, Any], error: Mapping[str, Any] | None) -> Iterator[Line]:
     destination = f" {backend['destination']}" if "destination" in backend else ""
     place = f" {backend['host']}:{backend['port']}" if "host" in backend else ""
     share = f", {backend['share']:.1%} of the requests" if backend["share"] < 1 else ""
@@ -149,7 +149,7 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     kind = backend.get("kind", _OURS)
     of = f" ({kind})" if kind not in (_OURS, "Service") else ""  # another group may have a Backend of the same name
     yield "backend", f"{backend['name']}{of}{destination}{place}{share}", "cyan"
-    if backend.get("error") != said:
+    if backend.get("error") != error:
         yield from _error(backend.get("error"))
     if "wouldDeny" in backend:
         yield "  would deny", backend["wouldDeny"]["message"], "yellow"

@@ -113,8 +113,8 @@ def _say_if_unseen(identity: str, admin: tuple[str, int]) -> None:
     ]
     names = sorted({each.name for each in seen} - {"-"})
     if names and not any(map(killed.has, seen)):
-        said = "none of the latest requests was of a client of this name: is it `identity` of the access log?"
-        click.echo(f"{said}\n{near_lines(identity, names, '', 'clients were')}", err=True)
+        warning = "none of the latest requests was of a client of this name: is it `identity` of the access log?"
+        click.echo(f"{warning}\n{near_lines(identity, names, '', 'clients were')}", err=True)
 
 
 def _print(found: dict[str, Any], output: str) -> None:

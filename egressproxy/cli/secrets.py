@@ -72,8 +72,8 @@ def secret_sources(
             raise click.BadParameter(f"{written}: write {_FORM_ENV}", param_hint="--secret-env")
         value = os.environb.get(os.fsencode(variable))
         if not value:
-            said = "is not set" if value is None else "is empty"
-            raise click.BadParameter(f"the environment variable {variable} {said}", param_hint="--secret-env")
+            problem = "is not set" if value is None else "is empty"
+            raise click.BadParameter(f"the environment variable {variable} {problem}", param_hint="--secret-env")
         made.append(SecretSource(namespace, name, key, variable=variable, value=SecretBytes(value)))
     for source in made:
         if source.variable:

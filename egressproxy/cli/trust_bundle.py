@@ -93,8 +93,8 @@ def _write_java_store(path: Path, pem: str) -> None:
 
 def _system_roots() -> str:
     """PEM. What $SSL_CERT_FILE names goes before the system's own file, as it does for OpenSSL."""
-    told = ssl.get_default_verify_paths().cafile
-    places: Sequence[str] = (*((told,) if told else ()), *_SYSTEM)
+    default = ssl.get_default_verify_paths().cafile
+    places: Sequence[str] = (*((default,) if default else ()), *_SYSTEM)
     for place in places:
         try:
             text = Path(place).read_text("utf-8", "replace")

@@ -141,16 +141,16 @@ def publish_support(parts: Mapping[str, dict[str, Any]], roots: Mapping[str, str
     A field gets `x-egressproxy-support`, and a sentence in its description, which `kubectl explain` shows. The level of
     an object is the first level of its fields.
     """
-    said: dict[int, tuple[dict[str, Any], list[FieldSupport]]] = {}
+    by_field: dict[int, tuple[dict[str, Any], list[FieldSupport]]] = {}
     leaves: set[int] = set()
     for section, rows in gateway_api_fields().items():
         for start in SHARED.get(section, (roots.get(section, ""),)):
             for path, support in rows.items():
                 steps = _along(parts, start, path)
                 for field in steps[path.startswith("spec.") :]:  # the root has no level
-                    said.setdefault(id(field), (field, []))[1].append(support)
+                    by_field.setdefault(id(field), (field, []))[1].append(support)
                 leaves.update(map(id, steps[-1:]))
-    for key, (field, supports) in said.items():
+    for key, (field, supports) in by_field.items():
         _say(field, supports, key in leaves)
     for place, instead in UNSERVED.items():
         model, _, name = place.partition(".")

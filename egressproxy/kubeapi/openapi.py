@@ -131,14 +131,14 @@ def _describe(field: dict[str, Any], schemas: Mapping[str, Any], base: str) -> N
 
 
 def _possible(field: Mapping[str, Any]) -> str:
-    said = []
+    sentences = []
     if "enum" in field:
-        said.append(f"One of {', '.join(map(str, field['enum']))}.")
+        sentences.append(f"One of {', '.join(map(str, field['enum']))}.")
     if "minimum" in field and "maximum" in field:
-        said.append(f"From {field['minimum']} to {field['maximum']}.")
+        sentences.append(f"From {field['minimum']} to {field['maximum']}.")
     if field.get("default") not in (None, "", [], {}):
-        said.append(f"Default: {json.dumps(field['default'])}.")
-    return " ".join(said)
+        sentences.append(f"Default: {json.dumps(field['default'])}.")
+    return " ".join(sentences)
 
 
 def _part_name(name: str) -> str:

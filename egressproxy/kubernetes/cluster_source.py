@@ -85,7 +85,7 @@ class ClusterSource:
         self._problem = "the API server has not answered yet"
         self._changed = asyncio.Event()
         self._given = _Given.NOTHING
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._too_many: list[str] = []  # sentences
 
     async def run(self) -> None:
@@ -178,11 +178,11 @@ class ClusterSource:
     def _tell_problems(self) -> None:
         """Log what is new of them: while the API server is away, all watches say the same."""
         problems = set(self.problems())
-        for problem in sorted(problems - self._told):
+        for problem in sorted(problems - self._reported):
             log.warning("%s", problem)
-        if self._told and not problems:
+        if self._reported and not problems:
             log.info("everything can be read again")
-        self._told = problems
+        self._reported = problems
 
     async def wait(self) -> None:
         """Until something may have changed."""

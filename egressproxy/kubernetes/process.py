@@ -217,11 +217,11 @@ class _SourceProcess:
             self._told_endpoints = found
             self._send(messages.Endpoints(found))
 
-    async def _write_status(self, told: messages.InService) -> None:
+    async def _write_status(self, in_service: messages.InService) -> None:
         """Have the status of these objects written, if this gateway has the Leases of their GatewayClasses."""
         if self._source.client is None:  # the objects come from disk
             return
-        self._published.publish(told.shown, told.rejection, told.reason)
+        self._published.publish(in_service.shown, in_service.rejection, in_service.reason)
         objects = self._published.objects()
         statuses = await asyncio.to_thread(lambda: {each.key: each.status for each in objects if each.status})
         classes = [key[3] for key in statuses if key[1] == "GatewayClass"] or [BUILTIN_CLASS]

@@ -69,7 +69,9 @@ class StatusWriter:
         self._ours: Mapping[Key, bytes] = {}
         self._due = asyncio.Event()
         self._written: dict[Key, str] = {}  # the version that a write replaced
-        self._told: dict[tuple[str, ...], tuple[str, float]] = {}  # group, kind, namespace -> reason, end of the pause
+        self._refused: dict[
+            tuple[str, ...], tuple[str, float]
+        ] = {}  # group, kind, namespace -> reason, end of the pause
         self._settled: dict[Key, tuple[bytes, bytes | None]] = {}  # the server's and our status: no retry
         self._names: dict[tuple[str, str], int] = {}  # group, kind -> index in `_NAMES`
         self._tried: dict[tuple[str, str], set[int]] = {}  # indices tried since the last success
@@ -86,7 +88,7 @@ class StatusWriter:
     @property
     def problems(self) -> list[str]:
         """The errors of writes, a sentence for each kind."""
-        return [why for why, _ in self._told.values()]
+        return [why for why, _ in self._refused.values()]
 
     async def run(self) -> None:
         """Run until it is cancelled."""
@@ -178,7 +180,7 @@ class StatusWriter:
                     made = await self._client.apply(
                         f"{api_root(api_version)}{place}/{kind.plural}/{key[3]}/status", body
                     )
-                self._told.pop(key[:3], None)
+                self._refused.pop(key[:3], None)
                 self._tried.pop(key[:2], None)
                 self._written[key] = held.resource_version
                 self._settled[key] = (json.dumps(made.get("status") or {}).encode(), ours)
@@ -190,7 +192,7 @@ class StatusWriter:
 
     def _is_forbidden(self, key: Key) -> bool:
         """Whether a write of this kind was forbidden in the object's namespace, and it is too early to try again."""
-        _, until = self._told.get(key[:3], ("", 0.0))
+        _, until = self._refused.get(key[:3], ("", 0.0))
         return until > self._clock()
 
     def _failed(self, key: Key, held: StoredObject, ours: bytes | None, error: ApiError) -> bool:
@@ -206,9 +208,9 @@ class StatusWriter:
             why = f"status of {resource}{place} cannot be written: {error}"
             if error.is_forbidden:
                 why = missing_right("patch", kind.group, f"{kind.plural}/status", key[2])
-            if key[:3] not in self._told:
+            if key[:3] not in self._refused:
                 log.warning("%s", why)
-            self._told[key[:3]] = why, self._clock() + AGAIN_S
+            self._refused[key[:3]] = why, self._clock() + AGAIN_S
         else:
             self._settled[key] = (held.status, ours)
             log.warning("status of %s %s cannot be written: %s", resource, "/".join(filter(None, key[2:])), error)

@@ -290,8 +290,8 @@ class AccessLog:
             self._places.clear()
         *where, _, series = key
         keys = ("kind", "gateway", "listener", "route", "backend")
-        said = {**dict(zip(keys, where, strict=True)), **_identity(identity), **_decision(series)}
-        place = self._places[key] = _dumps(said)[1:-2] + ","
+        fields = {**dict(zip(keys, where, strict=True)), **_identity(identity), **_decision(series)}
+        place = self._places[key] = _dumps(fields)[1:-2] + ","
         return place
 
     def _explained(self, exchange: Exchange) -> str:
@@ -355,8 +355,8 @@ def _decision(series: Series | None) -> dict[str, str]:
     policy, entry = decided_by(series)
     if (policy, entry) == ("-", "-"):
         return {}
-    said = {"policy": policy, "entry": entry}
-    return said if policy == "-" else {**said, "rule": f"EgressPolicy {policy}"}
+    fields = {"policy": policy, "entry": entry}
+    return fields if policy == "-" else {**fields, "rule": f"EgressPolicy {policy}"}
 
 
 def _dumps(values: dict[str, Any]) -> str:
@@ -367,8 +367,8 @@ def _identity(identity: CallerIdentity) -> dict[str, str]:
     """Who the client is, what has told it, and where it is the client of another gateway, of which one. Groups and
     claims stay out: they are for policies, and may be personal.
     """
-    said = {"namespace": identity.namespace, "service_account": identity.service_account}
+    fields = {"namespace": identity.namespace, "service_account": identity.service_account}
     if identity is not ANONYMOUS:
         more = identity.origin_client, identity.origin_gateway, identity.name, identity.source
-        said |= {key: value for key, value in zip(_IDENTITY_KEYS, more, strict=True) if value != "-"}
-    return said
+        fields |= {key: value for key, value in zip(_IDENTITY_KEYS, more, strict=True) if value != "-"}
+    return fields

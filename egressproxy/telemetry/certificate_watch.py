@@ -26,7 +26,7 @@ class CertificateWatch:
         """`on_change` is called when a certificate begins or ends to be valid: reading the configuration says so."""
         self.validities: Sequence[Validity] = ()
         self._on_change = on_change
-        self._told: set[Validity] = set()
+        self._reported: set[Validity] = set()
         self._has_others = asyncio.Event()
 
     def show(self, validities: Sequence[Validity]) -> None:
@@ -54,6 +54,6 @@ class CertificateWatch:
         """Warn of those that end soon, once of each. It is no warning of the configuration, which has no fault."""
         now_s = time.time()
         late = {each for each in self.validities if each.state(now_s) is CertificateState.LATE}
-        told, self._told = self._told, late
-        for each in sorted(late - told):
+        known, self._reported = self._reported, late
+        for each in sorted(late - known):
             log.warning("%s", each.sentence(now_s))

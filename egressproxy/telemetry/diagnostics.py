@@ -88,11 +88,11 @@ class Diagnostics:
         self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        told = 0
+        reported = 0
         while True:
             record = self._queue.get()
-            if told != self.dropped and (record is None or self._queue.empty()):
-                told, lost = self.dropped, self.dropped - told
+            if reported != self.dropped and (record is None or self._queue.empty()):
+                reported, lost = self.dropped, self.dropped - reported
                 message = f"{lost} records were not logged: standard error is read too slowly"
                 self._write(logging.LogRecord("egressproxy", logging.WARNING, "", 0, message, None, None))
             if record is None:

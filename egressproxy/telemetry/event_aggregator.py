@@ -190,8 +190,8 @@ class EventAggregator:
         regarding = InvolvedObject.read(source)
         key = (source, reason, name)
         if regarding is not None and not self._is_counted(key, message):
-            said = f"filter {name}: {message}"
-            self._begin(key, message, new_notice(reason, "RunFilter", regarding, said, severity=severity))
+            text = f"filter {name}: {message}"
+            self._begin(key, message, new_notice(reason, "RunFilter", regarding, text, severity=severity))
 
     def changed(
         self, action: str, regarding: InvolvedObject, reason: str, message: str, severity: str = EventType.WARNING

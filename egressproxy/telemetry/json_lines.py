@@ -61,10 +61,10 @@ class JsonStream(io.TextIOBase):
             if len(self._rest) > MAX_UNENDED:
                 lines.append(self._rest)
                 self._rest = ""
-            said = [_line(time.time(), "warning", "stderr", line, self._more) for line in lines if line.strip()]
-            if said:
+            written = [_line(time.time(), "warning", "stderr", line, self._more) for line in lines if line.strip()]
+            if written:
                 with self._turn:
-                    self.stream.write("\n".join((*said, "")))
+                    self.stream.write("\n".join((*written, "")))
                     self.stream.flush()
         return len(text)
 

@@ -78,7 +78,7 @@ class _Room:
     def __init__(self) -> None:
         self._entries = self._policies = 0
 
-    def said(self, policy: str, entry: str) -> tuple[str, str]:
+    def labels(self, policy: str, entry: str) -> tuple[str, str]:
         """The policy and entry of a new label set: OVERFLOW where there is no room."""
         if entry != OVERFLOW:
             return (policy, entry) if self._entries < MAX_ENTRY_SERIES else (policy, OVERFLOW)
@@ -163,9 +163,11 @@ class Metrics:
             self._identity_series += 1
         if policy != "-" or entry != "-":
             room = self._denied_series if is_denied else self._allowed_series
-            said = room.said(policy, entry)
-            if said != (policy, entry):
-                return self.series(gateway, route, backend, namespace, service_account, *said, is_denied=is_denied)
+            counted_by = room.labels(policy, entry)
+            if counted_by != (policy, entry):
+                return self.series(
+                    gateway, route, backend, namespace, service_account, *counted_by, is_denied=is_denied
+                )
             room.take(entry)
         made = self._series[key] = Series(key)
         return made

@@ -151,16 +151,16 @@ def decoding(text: bytes) -> Work[str]:
     """This text, read as UTF-8 in turns. Raises Unreadable."""
     if text.isascii():
         return text.decode()
-    decode, said = getincrementaldecoder("utf-8")().decode, list[str]()
+    decode, pieces = getincrementaldecoder("utf-8")().decode, list[str]()
     for begin in range(0, len(text), _LONG_STRING):
         end = begin + _LONG_STRING
         try:
-            said.append(decode(text[begin:end], end >= len(text)))
+            pieces.append(decode(text[begin:end], end >= len(text)))
         except UnicodeDecodeError:
             break
         yield
     else:
-        return "".join(said)
+        return "".join(pieces)
     try:
         return text.decode()
     except UnicodeDecodeError as error:
@@ -292,7 +292,7 @@ class _LongReader:
 
     def _long_string(self) -> Work[str]:
         """The string that begins here, in pieces. Raises ValueError."""
-        text, at, said = self._text, self._at + 1, list[str]()
+        text, at, pieces = self._text, self._at + 1, list[str]()
         while True:
             found = _WHOLE_CHARACTERS.match(text, at, at + _LONG)
             assert found is not None
@@ -304,11 +304,11 @@ class _LongReader:
                 piece, end = piece[:-1], end - _HALF  # keep the surrogate pair together
             if self._is_strict:
                 check_halves(piece)
-            said.append(piece)
+            pieces.append(piece)
             at = end
             if text[at : at + 1] == '"':
                 self._at = at + 1
-                return "".join(said)
+                return "".join(pieces)
             yield
 
     def _took_run(self, holder: list[Any]) -> bool:

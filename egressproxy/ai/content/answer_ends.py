@@ -104,9 +104,9 @@ def written_end(end: AnswerEnd, channels: list[Channel], begun: BegunResponse) -
         head = {"id": "chatcmpl-filtered", "object": "chat.completion.chunk", "created": 0, "model": ""}
         return _event("", {**head, "choices": choices}) + b"data: [DONE]\n\n"
     if end is AnswerEnd.ANTHROPIC:
-        told = {"delta": {"stop_reason": "refusal", "stop_sequence": None}, "usage": {"output_tokens": 0}}
+        fields = {"delta": {"stop_reason": "refusal", "stop_sequence": None}, "usage": {"output_tokens": 0}}
         open_block = [_named({"type": "content_block_stop", "index": number}) for number in numbers[-1:]]
-        return b"".join([*open_block, _named({"type": "message_delta", **told}), _named({"type": "message_stop"})])
+        return b"".join([*open_block, _named({"type": "message_delta", **fields}), _named({"type": "message_stop"})])
     if end is AnswerEnd.RESPONSES:
         return _named({"type": "response.incomplete", "sequence_number": 0, "response": begun.cut()})
     if end is AnswerEnd.GEMINI:

@@ -235,8 +235,8 @@ class PromptGuard(ContentFilter):
         if kind_of(fields) not in (BodyKind.JSON, BodyKind.UNKNOWN):
             return False
         _ = request_view(exchange, data) if direction == "request" else answer_view(exchange, data)  # it can be read
-        said = strings_of(data)
-        return said is not None and not self._may_be_denied(said, direction)
+        texts = strings_of(data)
+        return texts is not None and not self._may_be_denied(texts, direction)
 
     def _may_be_denied(self, text: str, direction: Direction) -> bool:
         """Whether a rule may deny one of the texts joined in `text`; false positives are possible."""

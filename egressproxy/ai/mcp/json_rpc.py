@@ -49,8 +49,8 @@ class RpcBody:
     def error(self, code: int, message: str, data: Mapping[str, object]) -> bytes:
         """An error object for the request; for a batch its id is null: no single request of it is meant."""
         answered = "null" if self.is_batch else self.messages[0].id
-        said = json.dumps({"code": code, "message": message, "data": data})
-        return f'{{"jsonrpc": "2.0", "id": {answered}, "error": {said}}}\n'.encode()
+        error = json.dumps({"code": code, "message": message, "data": data})
+        return f'{{"jsonrpc": "2.0", "id": {answered}, "error": {error}}}\n'.encode()
 
 
 def read_rpc(head: bytes) -> RpcBody | None:

@@ -91,14 +91,14 @@ def texts_in(value: dict[str, Any], name: str) -> str:
     found = value.get(name)
     if type(found) is not list:
         return text(value, name) or ""
-    said = []
+    texts = []
     for part in objects_in(value, name):
         kind = text(part, "type")
         if kind in ("text", "output_text", None):
-            said.append(needed_text(part, "text"))
+            texts.append(needed_text(part, "text"))
         elif kind not in ("thinking", "reasoning"):
             raise of_no_form(f"{name} has a part", kind)
-    return "".join(said)
+    return "".join(texts)
 
 
 def without_prefix(id_: str) -> str:

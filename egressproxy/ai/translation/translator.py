@@ -146,9 +146,9 @@ class ResponseTranslator:
         client = self._request.source
         if not 200 <= status < 300:
             message, code = error_in(body)
-            told = message or f"the backend answered {status} without a message"
+            text = message or f"the backend answered {status} without a message"
             are_alike = Api.ANTHROPIC not in (client, self._request.target)
-            return status, dumps(error_object(client, status, told, code=code if are_alike else None))
+            return status, dumps(error_object(client, status, text, code=code if are_alike else None))
         try:
             if self._request.is_stream:
                 raise BadAnswer("it is no stream, which the client has asked for")
@@ -203,11 +203,11 @@ class ResponseTranslator:
         return b"".join(written)
 
     def _write(self, events: list[StreamEvent], written: list[bytes]) -> None:
-        for told in events if self._forms is None else self._forms.of(events):
-            written.append(self._writer.write(told))
-            if isinstance(told, _ENDINGS):
+        for stream_event in events if self._forms is None else self._forms.of(events):
+            written.append(self._writer.write(stream_event))
+            if isinstance(stream_event, _ENDINGS):
                 self._is_over = True
-                self.has_failed = isinstance(told, Failed)
+                self.has_failed = isinstance(stream_event, Failed)
                 return
 
     def _fail(self, why: str) -> bytes:

@@ -65,9 +65,9 @@ class DestinationSpec(Model):
             "destination.tls": self.destination.tls,
             "destination.fqdn.tls": fqdn.tls if fqdn is not None else None,
         }
-        said = [place for place, tls in places.items() if tls is not None]
-        if len(said) > 1:
-            raise RefusedValue(f"tls for all ports stands at {' and '.join(said)}", "keep one of them")
+        written = [place for place, tls in places.items() if tls is not None]
+        if len(written) > 1:
+            raise RefusedValue(f"tls for all ports stands at {' and '.join(written)}", "keep one of them")
 
 
 class BackendSpec(DestinationSpec):

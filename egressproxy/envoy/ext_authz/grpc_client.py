@@ -42,11 +42,11 @@ class GrpcAuthzClient:
         cluster, chain = self._cluster, self._chain
         try:
             answer = await driven(lambda driver: converse(driver, inner, cluster, chain, message))
-            said = reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))
-            said = await passed_body(chain.response_body, inner, said)
+            payload = reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))
+            payload = await passed_body(chain.response_body, inner, payload)
         finally:
             finish(chain.complete, inner)
-        return _verdict(check_answer(said))
+        return _verdict(check_answer(payload))
 
     def _attributes(self, exchange: Exchange, body: bytes) -> HttpAttributes:
         request = exchange.request
@@ -78,8 +78,8 @@ def _verdict(answer: CheckAnswer) -> CheckResult:
         fields = Fields()
         apply(changes, fields)
         return denial(answer.status, fields, answer.body)
-    told = tuple(change for change in _permitted(answer.response_headers) if is_for_clients(change.name))
-    return CheckResult(request=changes, response=told)
+    response = tuple(change for change in _permitted(answer.response_headers) if is_for_clients(change.name))
+    return CheckResult(request=changes, response=response)
 
 
 def _permitted(changes: Iterable[FieldChange]) -> tuple[FieldChange, ...]:

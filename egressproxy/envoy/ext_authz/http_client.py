@@ -48,13 +48,13 @@ class HttpAuthzClient:
         cluster, chain = self._cluster, self._chain
         try:
             answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
-            said = await passed_body(chain.response_body, inner, answer.body)
+            body_of_answer = await passed_body(chain.response_body, inner, answer.body)
         finally:
             finish(chain.complete, inner)
         response = answer.head
         if response.status == 200:
             return CheckResult(request=tuple(self._changes(response.fields)))
-        return denial(response.status, response.fields, said, response.phrase)
+        return denial(response.status, response.fields, body_of_answer, response.phrase)
 
     def _path(self, path: bytes) -> bytes:
         if not self._prefix:

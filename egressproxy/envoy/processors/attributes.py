@@ -36,11 +36,11 @@ def known_metadata(exchange: Exchange, wanted: Iterable[str]) -> dict[str, dict[
 
 def keep_metadata(exchange: Exchange, response: ProcessingResponse, wanted: Iterable[str]) -> None:
     """Keep what a processor says under the wanted namespaces."""
-    said = {name: value for name, value in response.dynamic_metadata.items() if name in wanted}
-    said = {name: value for name, value in said.items() if isinstance(value, dict)}
-    if said:
+    metadata = {name: value for name, value in response.dynamic_metadata.items() if name in wanted}
+    metadata = {name: value for name, value in metadata.items() if isinstance(value, dict)}
+    if metadata:
         known = exchange.state.get(_METADATA)
-        exchange.keep(_METADATA, said if known is None else {**known, **said})
+        exchange.keep(_METADATA, metadata if known is None else {**known, **metadata})
 
 
 def request_lines(exchange: Exchange, pattern: re.Pattern[bytes] | None) -> Lines:

@@ -185,9 +185,9 @@ def with_warnings(change: AppliedWrite, compiled: Compiled) -> AppliedWrite:
     """The change with a warning for each problem of its object in this configuration, except notes."""
     if not change.text:
         return change  # the object is deleted
-    told = []
+    warnings = []
     for problem in warnings_of(change.resource, compiled):
         if problem.severity is not Severity.NOTE:
             place = f"{problem.field_path}: " if problem.field_path else ""
-            told.append(f"{place}{problem.sentence}"[:MAX_TEXT])
-    return change._replace(warnings=(*change.warnings, *dict.fromkeys(told))[:MAX_WARNINGS])
+            warnings.append(f"{place}{problem.sentence}"[:MAX_TEXT])
+    return change._replace(warnings=(*change.warnings, *dict.fromkeys(warnings))[:MAX_WARNINGS])

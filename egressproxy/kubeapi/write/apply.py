@@ -171,10 +171,10 @@ def _check_preconditions(write: Write, body: Any, current: Manifest | None) -> N
 
 def _is_tried(write: Write, options: Mapping[str, Any]) -> bool:
     """A deletion says so in its body (metav1.DeleteOptions), or in the query as others. Raises WriteRefused(400)."""
-    said = options.get("dryRun")
-    if said not in (None, [], ["All"]):
+    dry_run = options.get("dryRun")
+    if dry_run not in (None, [], ["All"]):
         raise bad_request('dryRun of these options is not possible; write ["All"]')
-    return write.is_dry_run or bool(said)
+    return write.is_dry_run or bool(dry_run)
 
 
 def _made(write: Write, current: Manifest | None, body: Any, now: str) -> tuple[Manifest, tuple[str, ...]]:
@@ -226,8 +226,8 @@ def _check_shape(made: Manifest, write: Write) -> None:
         for field, what in faults(made, is_secret=write.is_secret)
     ]
     if causes:
-        told = ", ".join(f"{field}: {message}" for _, message, field in causes)
-        raise invalid(write, told, causes)
+        message_of_all = ", ".join(f"{field}: {message}" for _, message, field in causes)
+        raise invalid(write, message_of_all, causes)
 
 
 def _check_room(write: Write, size: int, folder: Path, waiting: tuple[int, int], *, is_new: bool) -> None:
@@ -265,10 +265,10 @@ def _check_identity(made: Manifest, write: Write) -> None:
         metadata = made["metadata"] = {}
     if not isinstance(metadata, dict):
         raise bad_request("metadata has to be an object")
-    said = made.setdefault("kind", write.kind), made.setdefault("apiVersion", write.api_version)
-    versions = str(said[1]).rpartition("/")
-    if said[0] != write.kind or versions[0] != write.group or kind_class(str(said[1]), write.kind) is None:
-        raise bad_request(f"the body is {said[1]} {said[0]}, and the path {write.api_version} {write.kind}")
+    identity = made.setdefault("kind", write.kind), made.setdefault("apiVersion", write.api_version)
+    versions = str(identity[1]).rpartition("/")
+    if identity[0] != write.kind or versions[0] != write.group or kind_class(str(identity[1]), write.kind) is None:
+        raise bad_request(f"the body is {identity[1]} {identity[0]}, and the path {write.api_version} {write.kind}")
     namespace = metadata.get("namespace") or write.namespace
     if namespace != write.namespace:
         of_path = write.namespace or "none"

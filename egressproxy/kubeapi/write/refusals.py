@@ -37,9 +37,9 @@ def invalid(write: Write, why: str, causes: Sequence[tuple[str, str, str]] = ())
 
 def unreadable(problems: Sequence[Problem]) -> WriteRefused:
     """503: what is there already is refused, so nothing can be written beside it."""
-    told = "; ".join(str(problem)[:MAX_CAUSE] for problem in problems[:MAX_OTHERS])
+    listed = "; ".join(str(problem)[:MAX_CAUSE] for problem in problems[:MAX_OTHERS])
     more = f"; and {len(problems) - MAX_OTHERS} more" if len(problems) > MAX_OTHERS else ""
-    message = f"the configuration cannot be read, with or without this: {told}{more}"
+    message = f"the configuration cannot be read, with or without this: {listed}{more}"
     return WriteRefused(503, "ServiceUnavailable", message)
 
 
@@ -54,5 +54,5 @@ def refusal_of(error: ConfigError, write: Write, file: Path) -> WriteRefused:
         causes.append((f"FieldValue{kind}", f"{kind} value: {problem.sentence}"[:MAX_CAUSE], problem.field_path))
     if len(error.problems) > MAX_CAUSES:
         causes.append(("FieldValueInvalid", f"and {len(error.problems) - MAX_CAUSES} more", "<nil>"))
-    told = ", ".join(f"{field}: {message}" if field else message for _, message, field in causes)
-    return invalid(write, told, causes)
+    message_of_all = ", ".join(f"{field}: {message}" if field else message for _, message, field in causes)
+    return invalid(write, message_of_all, causes)

@@ -115,8 +115,8 @@ def _chain_report(
                 continue
             report.records += 1
             _compare(values, chain, link, where, found)
-            told = str(values.get("hash") or "")
-            link = Link(values["seq"], told)
+            digest = str(values.get("hash") or "")
+            link = Link(values["seq"], digest)
             anchor = expected.pop(link.seq, None)
             if anchor is not None and anchor.hash != link.hash:
                 found.append(Finding(*where, f"record {link.seq} is another than the anchor's"))

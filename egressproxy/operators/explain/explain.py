@@ -372,8 +372,11 @@ def _tls_values(tls: BackendTlsIR, cluster: Cluster, host: str) -> dict[str, Any
     values = render.tls_values(tls, host, cluster.spec.backend.destination)
     failure = cluster.tls_failure(host)
     if failure is not None:
-        told = failure._asdict()
-        values["latestFailure"] = {"secondsAgo": round(cluster.network.wheel.now - told.pop("at"), 1), **told}
+        failure_values = failure._asdict()
+        values["latestFailure"] = {
+            "secondsAgo": round(cluster.network.wheel.now - failure_values.pop("at"), 1),
+            **failure_values,
+        }
     return values
 
 

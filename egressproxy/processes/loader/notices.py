@@ -39,10 +39,10 @@ def _tell(problems: Sequence[tuple[int, Problem]]) -> None:
 def rejected(error: Exception, places: Iterable[ListenerAddress], generation: int, unbound: str = "") -> list[Notice]:
     """A warning for Gateways at `places`: the old configuration stays. `unbound`: "gateway/listener, …" at fault."""
     blamed = {_gateway(listener) for listener in unbound.split(", ") if listener}
-    told = [new_notice("ListenerNotBound", "Bind", gateway, str(error)) for gateway in sorted(blamed)]
+    unbound_notices = [new_notice("ListenerNotBound", "Bind", gateway, str(error)) for gateway in sorted(blamed)]
     message = f"the new configuration is rejected, configuration {generation} stays in service: {_in_short(error)}"
     others = sorted(_gateways(places) - blamed)
-    return told + [new_notice("ConfigurationRejected", "Reload", gateway, message) for gateway in others]
+    return unbound_notices + [new_notice("ConfigurationRejected", "Reload", gateway, message) for gateway in others]
 
 
 def accepted(places: Iterable[ListenerAddress], generation: int) -> list[Notice]:

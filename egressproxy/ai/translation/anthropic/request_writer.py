@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai.translation.anthropic.request_reader import IMAGE_TYPES
-from egressproxy.ai.translation.content import only_texts, said
+from egressproxy.ai.translation.content import only_texts, without_none
 from egressproxy.ai.translation.conversation import (
     ContentPart,
     Conversation,
@@ -51,7 +51,7 @@ def write_request(conversation: Conversation, model: str, default_max_tokens: in
         "service_tier": tier,
         "stream": conversation.is_stream or None,
     }
-    return body | said(optional)
+    return body | without_none(optional)
 
 
 def _drop_or_refuse(conversation: Conversation) -> None:
@@ -165,7 +165,7 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 def _tool(tool: Tool) -> dict[str, Any]:
     schema = _NO_PARAMETERS if tool.parameters is None else tool.parameters
     written = {"name": tool.name, "description": tool.description, "input_schema": schema, "strict": tool.is_strict}
-    return said(written)
+    return without_none(written)
 
 
 def _tool_choice(conversation: Conversation) -> dict[str, Any] | None:

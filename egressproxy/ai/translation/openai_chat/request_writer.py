@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.ai.translation.content import data_url, only_texts, result_parts, said, schema_fields
+from egressproxy.ai.translation.content import data_url, only_texts, result_parts, schema_fields, without_none
 from egressproxy.ai.translation.conversation import (
     ContentPart,
     Conversation,
@@ -51,7 +51,7 @@ def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]
         "service_tier": conversation.service_tier,
         "prompt_cache_key": conversation.prompt_cache_key,
     }
-    body |= said(optional)
+    body |= without_none(optional)
     if conversation.is_stream:  # the usage always: other APIs have it in every stream
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
@@ -154,7 +154,7 @@ def _part(part: ContentPart) -> dict[str, Any]:
 
 def _tool(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": said({**function, "strict": tool.is_strict})}
+    return {"type": "function", "function": without_none({**function, "strict": tool.is_strict})}
 
 
 def _tool_choice(choice: ToolChoice | None) -> Any:

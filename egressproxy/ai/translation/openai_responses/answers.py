@@ -168,13 +168,13 @@ def call_item(ident: str, index: int, call: ToolCall, status: str) -> dict[str, 
     return {**item, arguments: "{}" if has_none else call.arguments}
 
 
-def text_part(said: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
+def text_part(content: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": content, "annotations": [], "logprobs": []}
 
 
-def refusal_part(said: str) -> dict[str, Any]:
+def refusal_part(content: str) -> dict[str, Any]:
     """A part of a message: what the model said when it declined."""
-    return {"type": "refusal", "refusal": said}
+    return {"type": "refusal", "refusal": content}
 
 
 def written_usage(usage: Usage) -> dict[str, Any]:

@@ -210,8 +210,8 @@ class BackendTlsPolicies:
         forms = self._ports(target) if isinstance(target, AnyBackend) else ()
         meant = [form for form in forms if section in ("", _section(form))]
         written = [form for form in meant if form.is_written and form.tls is not None]
-        said = ", ".join(f"{form.number or 'any'} ({form.how})" for form in written)
-        return f"{target} has tls of its own for port {said}, which holds" if written else "", written == meant != []
+        ports = ", ".join(f"{form.number or 'any'} ({form.how})" for form in written)
+        return f"{target} has tls of its own for port {ports}, which holds" if written else "", written == meant != []
 
     def _trusted(self, policy: BackendTlsPolicy) -> tuple[str, list[UnresolvedRef]]:
         """The CA certificates of a policy, PEM ("" for the system's), and why some of them cannot be had."""

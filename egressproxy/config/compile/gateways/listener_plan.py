@@ -213,7 +213,7 @@ def _check_certificates(
     known = {certificate.name for certificate in certificates}
     place = f"spec.listeners[{plan.owner.spec.listeners.index(plan.listener)}].tls.certificateRefs"
     now_s = time.time()
-    reason, told = "", []
+    reason, problems = "", []
     for index, ref in enumerate(tls.certificate_refs):
         if f"{references.namespace_of(plan.owner, ref)}/{ref.name}" not in known:
             continue
@@ -221,15 +221,15 @@ def _check_certificates(
         found = OUT_OF_TIME.get(validity.state(now_s), "")
         if found:
             reason = reason or found
-            told.append(f"{place}[{index}]: {validity.sentence(now_s)}")
+            problems.append(f"{place}[{index}]: {validity.sentence(now_s)}")
     if known and plan.hostname and not any(covers(one.names, plan.hostname) for one in certificates):
         names = list(dict.fromkeys(name for one in certificates for name in one.names))
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         reason = reason or "HostnameNotCovered"
         whose = f"{', '.join(sorted(known))} {'are' if len(known) > 1 else 'is'} for {shown or 'no DNS name'}"
-        told.append(f"{place}: no certificate is for hostname {plan.hostname}: {whose}")
-    if told:
-        plan.conditions.set("egressproxy.io/InvalidCertificate", True, reason, "; ".join(told))
+        problems.append(f"{place}: no certificate is for hostname {plan.hostname}: {whose}")
+    if problems:
+        plan.conditions.set("egressproxy.io/InvalidCertificate", True, reason, "; ".join(problems))
 
 
 def _find_clients(plan: ListenerPlan, references: References) -> ClientCertificatesIR | None:

@@ -85,16 +85,16 @@ def own_trust_domain(certificate: CertificateIdentity | None, token: TokenIdenti
     """The gateway's own trust domain: the first of `trustDomains`, else the first issuer's; "" for none."""
     if certificate is not None and certificate.trust_domains:
         return certificate.trust_domains[0]
-    said = (each.trust_domain for each in token.issuers if each.says_namespaces) if token is not None else iter(())
-    return next(said, None) or ""
+    domains = (each.trust_domain for each in token.issuers if each.says_namespaces) if token is not None else iter(())
+    return next(domains, None) or ""
 
 
-def said_section(section: str, policy: EgressPolicy) -> EgressPolicy | None:
+def section_of(section: str, policy: EgressPolicy) -> EgressPolicy | None:
     """The policy, if it has this section of `identity`."""
     return policy if getattr(policy.spec.identity, section, None) is not None else None
 
 
-def said_required(policy: EgressPolicy) -> bool | None:
+def required_of(policy: EgressPolicy) -> bool | None:
     """The policy's own `identity.required`, or None."""
     return policy.spec.identity.required if policy.spec.identity is not None else None
 

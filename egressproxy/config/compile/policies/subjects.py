@@ -43,20 +43,20 @@ class ClientSets:
 class SubjectNotes:
     """Collects sentences with their clients, and writes each once."""
 
-    __slots__ = ("_notes", "_said")
+    __slots__ = ("_notes", "_reported")
 
     def __init__(self) -> None:
         self._notes: dict[tuple[Conditions, str, str, str], dict[frozenset[Key], None]] = {}
-        self._said: set[tuple[Conditions, str]] = set()
+        self._reported: set[tuple[Conditions, str]] = set()
 
     def report(self, conditions: Conditions, kind: str, reason: str, sentence: str) -> None:
         """Add a sentence about all clients to the conditions."""
-        self._said.add((conditions, sentence))
+        self._reported.add((conditions, sentence))
         conditions.report(kind, reason, sentence)
 
     def add(self, conditions: Conditions, kind: str, reason: str, sentence: str, holding: frozenset[Key]) -> None:
         """Collect a sentence about clients with these policies."""
-        if (conditions, sentence) not in self._said:
+        if (conditions, sentence) not in self._reported:
             self._notes.setdefault((conditions, kind, reason, sentence), {})[holding] = None
 
     def write(self, policies: Iterable[EgressPolicy]) -> None:

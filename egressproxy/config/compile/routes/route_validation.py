@@ -62,10 +62,10 @@ class RouteValidation:
     @property
     def bad_rules(self) -> list[str]:
         """A sentence for each."""
-        told = [f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()]
+        sentences = [f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()]
         for index, text in (self.unresolved_auth | self.closed).items():
-            told.append(f"Rule {index} answers 500: {self.places.get(index, '')}{text}.")
-        return told
+            sentences.append(f"Rule {index} answers 500: {self.places.get(index, '')}{text}.")
+        return sentences
 
     def unreported(self, backends: Iterable[WeightedBackend]) -> list[str]:
         """Why backends are closed, as far as nothing here says it; of a Failover, only where no endpoint serves."""
