@@ -82,7 +82,7 @@ def command(
         print_lines(
             (((f"{label:<{_WIDTH}}", "bold"), (text, style)) for label, text, style in _lines(found)), sys.stdout
         )
-    sys.exit(0 if all(place["verdict"] != "refuse" for place in found["places"]) else 1)
+    sys.exit(0 if all(each["verdict"] != "refuse" for each in found["places"]) else 1)
 
 
 def _of_files(config: tuple[Path, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:

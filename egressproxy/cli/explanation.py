@@ -27,10 +27,10 @@ def lines(found: Mapping[str, Any]) -> Iterator[Line]:
     request, listener, verdict = found["request"], found["listener"], found["verdict"]
     yield verdict, f"{request['method']} {request['url']}", _STYLES[verdict]
     yield from _error(found.get("error"))
-    places = ", ".join(f"[{ip}]" if ":" in ip else ip for ip in listener["addresses"])
+    addresses = ", ".join(f"[{ip}]" if ":" in ip else ip for ip in listener["addresses"])
     host = f" for {listener['hostname']}" if listener["hostname"] else ""
     where = (
-        f"{listener['gateway']} {listener['name']}: {listener['protocol']} on {places} port {listener['port']}{host}"
+        f"{listener['gateway']} {listener['name']}: {listener['protocol']} on {addresses} port {listener['port']}{host}"
     )
     yield "listener", where, ""
     if "tls" in listener:
@@ -65,21 +65,23 @@ def _listener_tls(tls: Mapping[str, Any]) -> str:
 def _identity(identity: Mapping[str, Any]) -> str:
     """How the clients of a listener are known."""
     count = identity.get("gatewayKeys", 0)
-    ways = [f"other gateways say who they are (X-Egress-Identity, {count} key{'s' if count > 1 else ''})"] * bool(count)
+    sources = [f"other gateways say who they are (X-Egress-Identity, {count} key{'s' if count > 1 else ''})"] * bool(
+        count
+    )
     if "trustDomains" in identity:
-        ways.append(f"their certificates say who they are (SPIFFE ids of {_listed(identity['trustDomains'])})")
+        sources.append(f"their certificates say who they are (SPIFFE ids of {_listed(identity['trustDomains'])})")
     if "issuers" in identity:
         issuers = _listed([each["issuer"] for each in identity["issuers"]])
-        ways.append(f"tokens of {issuers}, in {identity.get('header', 'the usual field')}")
+        sources.append(f"tokens of {issuers}, in {identity.get('header', 'the usual field')}")
     if "users" in identity:
-        ways.append(f"passwords of {identity['users']} user{'s' if identity['users'] > 1 else ''}")
+        sources.append(f"passwords of {identity['users']} user{'s' if identity['users'] > 1 else ''}")
     if "addresses" in identity:
-        ways.append(f"addresses in {identity['addresses']} network{'s' if identity['addresses'] > 1 else ''}")
+        sources.append(f"addresses in {identity['addresses']} network{'s' if identity['addresses'] > 1 else ''}")
     if "proxyProtocol" in identity:
-        ways.append(f"PROXY headers of {_listed(identity['proxyProtocol'])} say the address")
+        sources.append(f"PROXY headers of {_listed(identity['proxyProtocol'])} say the address")
     if identity.get("required"):
-        ways.append("others are refused (407 or 401)")
-    return "; ".join(ways)
+        sources.append("others are refused (407 or 401)")
+    return "; ".join(sources)
 
 
 def _error(error: Mapping[str, Any] | None) -> Iterator[Line]:
@@ -140,7 +142,7 @@ def _policy(policy: Mapping[str, Any]) -> Iterator[Line]:
 
 def _backend(backend: Mapping[str, Any], error: Mapping[str, Any] | None) -> Iterator[Line]:
     destination = f" {backend['destination']}" if "destination" in backend else ""
-    place = f" {backend['host']}:{backend['port']}" if "host" in backend else ""
+    address = f" {backend['host']}:{backend['port']}" if "host" in backend else ""
     share = f", {backend['share']:.1%} of the requests" if backend["share"] < 1 else ""
     failover = backend.get("failover")
     if failover is not None:
@@ -148,7 +150,7 @@ def _backend(backend: Mapping[str, Any], error: Mapping[str, Any] | None) -> Ite
         share = f", priority {failover['priority']} of Failover {failover['name']}{share}{aside}"
     kind = backend.get("kind", _OURS)
     of = f" ({kind})" if kind not in (_OURS, "Service") else ""  # another group may have a Backend of the same name
-    yield "backend", f"{backend['name']}{of}{destination}{place}{share}", "cyan"
+    yield "backend", f"{backend['name']}{of}{destination}{address}{share}", "cyan"
     if backend.get("error") != error:
         yield from _error(backend.get("error"))
     if "wouldDeny" in backend:

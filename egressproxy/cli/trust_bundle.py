@@ -94,15 +94,15 @@ def _write_java_store(path: Path, pem: str) -> None:
 def _system_roots() -> str:
     """PEM. What $SSL_CERT_FILE names goes before the system's own file, as it does for OpenSSL."""
     default = ssl.get_default_verify_paths().cafile
-    places: Sequence[str] = (*((default,) if default else ()), *_SYSTEM)
-    for place in places:
+    files: Sequence[str] = (*((default,) if default else ()), *_SYSTEM)
+    for file in files:
         try:
-            text = Path(place).read_text("utf-8", "replace")
+            text = Path(file).read_text("utf-8", "replace")
         except OSError:
             continue
         if _BLOCK.search(text):
             return text
-    looked = ", ".join(dict.fromkeys(places))
+    looked = ", ".join(dict.fromkeys(files))
     raise TrustProblem(
         f"the roots of this system are not found ({looked}): install ca-certificates, or name their file in"
         " $SSL_CERT_FILE"

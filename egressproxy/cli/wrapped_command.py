@@ -129,14 +129,14 @@ def _not_run(name: str) -> int:
     return _NOT_FOUND
 
 
-def chosen_listener(listeners: Sequence[ForwardListener], wanted: str) -> ForwardListener | None:
-    """The `wanted` listener, or the only one; None without both. Raises NotUsable."""
-    fitting = [each for each in listeners if f"/{each.name}".endswith(f"/{wanted}")] if wanted else [*listeners]
+def chosen_listener(listeners: Sequence[ForwardListener], name: str) -> ForwardListener | None:
+    """The `name` listener, or the only one; None without both. Raises NotUsable."""
+    fitting = [each for each in listeners if f"/{each.name}".endswith(f"/{name}")] if name else [*listeners]
     names = ", ".join(each.name for each in listeners) or "none"
     if len(fitting) > 1:
         raise NotUsable(f"there are several forward-proxy listeners ({names}): name one of them with --listener")
-    if wanted and not fitting:
-        raise NotUsable(f"--listener {wanted}: no forward-proxy listener has that name; there are: {names}")
+    if name and not fitting:
+        raise NotUsable(f"--listener {name}: no forward-proxy listener has that name; there are: {names}")
     return fitting[0] if fitting else None
 
 

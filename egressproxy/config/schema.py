@@ -152,8 +152,8 @@ def publish_support(parts: Mapping[str, dict[str, Any]], roots: Mapping[str, str
                 leaves.update(map(id, steps[-1:]))
     for key, (field, supports) in by_field.items():
         _say(field, supports, key in leaves)
-    for place, instead in UNSERVED.items():
-        model, _, name = place.partition(".")
+    for field_name, instead in UNSERVED.items():
+        model, _, name = field_name.partition(".")
         field = parts.get(model, {}).get("properties", {}).get(name)
         if field is not None:
             field[_KEY] = {"level": _LEVELS[2], "served": "no"}
@@ -215,8 +215,8 @@ def _along(parts: Mapping[str, dict[str, Any]], start: str, path: str) -> list[d
 
 def _referred(field: Mapping[str, Any]) -> str:
     """The name of the part in a field or its items, "" for none."""
-    place = field.get("items", field)
-    for each in (place, *place.get("anyOf", ())):
+    schema = field.get("items", field)
+    for each in (schema, *schema.get("anyOf", ())):
         each = each.get("items", each)
         if "$ref" in each:
             return str(each["$ref"]).rpartition("/")[2]

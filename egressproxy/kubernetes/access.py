@@ -206,10 +206,10 @@ def missing_right(verb: str, group: str, resource: str, namespace: str = "", nam
     rule = json.dumps(permitting(verb, group, resource, name).to_manifest())
     plural, slash, part = resource.partition("/")
     what = f"{plural}.{group}{slash}{part}" if group else resource
-    place = f" in namespace {namespace}" if namespace else ""
+    scope = f" in namespace {namespace}" if namespace else ""
     role = f"a Role of namespace {namespace}" if namespace else "the ClusterRole"
     return (
-        f"cannot {verb} {what}{f' {name}' if name else ''}{place}: add to {role} of the gateway's service account"
+        f"cannot {verb} {what}{f' {name}' if name else ''}{scope}: add to {role} of the gateway's service account"
         f" (`egressproxy rbac` prints all of it): {rule}"
     )
 

@@ -64,10 +64,10 @@ class ClusterSource:
     """The objects of a cluster that a compilation reads (`take`). Belongs to the event loop."""
 
     def __init__(
-        self, options: ClusterOptions, places: Mapping[str, str],
+        self, options: ClusterOptions, versions: Mapping[str, str],
         tell: Callable[[Changed | ChangedRoutes | Endpoints], None],
     ) -> None:  # fmt: skip
-        """`places` are resource versions up to which each scope, by its text, was in force before. `tell` is called
+        """`versions` are resource versions up to which each scope, by its text, was in force before. `tell` is called
         when objects are other ones than `take` gave last.
         """
         self._tell = tell
@@ -75,11 +75,11 @@ class ClusterSource:
         self.store = ObjectStore()
         self.client: ApiClient | None = None
         self._options = options
-        self._before = places
+        self._before = versions
         self._wanted: frozenset[Key] = frozenset()
         self._reflectors: dict[Scope, tuple[Reflector, asyncio.Task[None]]] = {}
         self._leaving: list[Scope] = []
-        self._kinds = AvailableKinds({place.split()[0] for place in places})
+        self._kinds = AvailableKinds({scope.split()[0] for scope in versions})
         self._has_lost_kinds = False  # since what was given last
         self._is_discovered = False
         self._problem = "the API server has not answered yet"
@@ -135,21 +135,21 @@ class ClusterSource:
 
     def _adjust(self) -> None:
         assert self.client is not None
-        wanted, self._too_many = watched_scopes(self._options, self._kinds.versions, self._wanted)
-        for scope in self._reflectors.keys() - wanted.keys():
+        scopes, self._too_many = watched_scopes(self._options, self._kinds.versions, self._wanted)
+        for scope in self._reflectors.keys() - scopes.keys():
             _, task = self._reflectors.pop(scope)
             task.cancel()
             self._leaving.append(scope)  # until what takes its place is read
-        for scope, names in wanted.items():
+        for scope, names in scopes.items():
             version = self._kinds.versions[scope.kind.group, scope.kind.kind]
-            place = self._before.get(str(scope), "")
+            since = self._before.get(str(scope), "")
             if scope in self._reflectors and self._reflectors[scope][0].version != version:
                 old, task = self._reflectors.pop(scope)  # a server may serve the old one no longer
                 task.cancel()
-                place = old.place
+                since = old.place
             if scope not in self._reflectors:
                 make = NamedReflector if scope.is_by_name else Reflector
-                reflector = make(self.client, self.store, scope, version, place, self._changed.set)
+                reflector = make(self.client, self.store, scope, version, since, self._changed.set)
                 self._reflectors[scope] = (reflector, asyncio.create_task(reflector.run()))
             made, _ = self._reflectors[scope]
             if isinstance(made, NamedReflector):
@@ -215,10 +215,10 @@ class ClusterSource:
         key, each = read_kinds(read)
         self.store.put(READ_SCOPE, key, each)
 
-    def take_routes(self, wanted: Collection[Key]) -> bytes:
-        """As `take`, without HTTPRoutes that have not changed since, and of other kinds as if these were `wanted`."""
+    def take_routes(self, referenced: Collection[Key]) -> bytes:
+        """As `take`, without HTTPRoutes that have not changed since, and as if these objects were `referenced`."""
         self._forget_left()
-        found = self.relevant(wanted)
+        found = self.relevant(referenced)
         kept = (each for key, each in found if key[:2] != _HTTP_ROUTE or key in self.changed_routes)
         return zlib.compress(lines(kept), 1)
 
@@ -230,16 +230,16 @@ class ClusterSource:
                 self._changed.set()
         self._leaving.clear()
 
-    def relevant(self, wanted: Collection[Key] | None = None) -> Iterator[tuple[Key, StoredObject]]:
+    def relevant(self, referenced: Collection[Key] | None = None) -> Iterator[tuple[Key, StoredObject]]:
         """Every object that a compilation reads, in the order of keys."""
-        wanted = self._wanted if wanted is None else wanted
-        services = {key[2:] for key in wanted if key[:2] == ("", "Service")}
+        referenced = self._wanted if referenced is None else referenced
+        services = {key[2:] for key in referenced if key[:2] == ("", "Service")}
         for key, each in sorted(self.store.objects()):
             name = key[:2]
             if name == SLICES:
                 is_read = (key[2], each.service) in services
             elif name in _BY_LOOKUP:
-                is_read = key in wanted
+                is_read = key in referenced
             else:
                 is_read = True
             if is_read:

@@ -39,8 +39,8 @@ class Scope(NamedTuple):
     is_by_name: bool = False
 
     def __str__(self) -> str:
-        place = f" in namespace {self.namespace}" if self.namespace else ""
-        return f"{self.kind.resource}{f' {self.name}' if self.name else ''}{place}"
+        suffix = f" in namespace {self.namespace}" if self.namespace else ""
+        return f"{self.kind.resource}{f' {self.name}' if self.name else ''}{suffix}"
 
 
 class StoredObject(NamedTuple):

@@ -137,8 +137,8 @@ class _SourceProcess:
         self._begun = begin
         if begin.state_dir is not None:
             self._saved = saved(begin.state_dir, begin.options.state_key)
-        places = self._saved.places if self._saved is not None else {}
-        self._source = ClusterSource(begin.options, places, self._send)
+        versions = self._saved.places if self._saved is not None else {}
+        self._source = ClusterSource(begin.options, versions, self._send)
         self._start(self._source.run())
         self._start(self._tell_figures())
 
@@ -207,8 +207,8 @@ class _SourceProcess:
         self, source: ClusterSource, given: list[tuple[Key, StoredObject]]
     ) -> tuple[list[tuple[Key, StoredObject]], dict[str, str]]:
         """What was given last, with the HTTPRoutes as they are by now; and its places."""
-        places = {place: at for place, at in source.places().items() if place.startswith(_HTTP_ROUTES)}
-        return source.with_changed_routes(given), {**self._places, **places}
+        versions = {scope: at for scope, at in source.places().items() if scope.startswith(_HTTP_ROUTES)}
+        return source.with_changed_routes(given), {**self._places, **versions}
 
     def _tell_endpoints(self) -> None:
         """Send the addresses of all Services, which were rejected with the other objects: Pods may have changed."""

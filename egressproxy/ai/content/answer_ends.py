@@ -77,11 +77,11 @@ class BegunResponse:
         """The response that was cut, with the sent texts; without them beyond MAX_SENT."""
         contents: dict[int, list[tuple[object, dict[str, Any]]]] = {}
         for channel, pieces in self._texts.items() if self._size <= MAX_SENT else ():
-            output, place, *_ = channel.group
+            output, index, *_ = channel.group
             if type(output) is int:
                 kind, name = _PARTS[channel.part]
                 part = {"type": kind, name: "".join(pieces), **({"annotations": []} if name == "text" else {})}
-                contents.setdefault(output, []).append((place, part))
+                contents.setdefault(output, []).append((index, part))
         output_items = [
             {
                 "id": self._items.get(output, ""), "type": "message", "role": "assistant", "status": "incomplete",

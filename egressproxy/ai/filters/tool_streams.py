@@ -285,13 +285,13 @@ def _find_pieces(choice: Any, at: int, found: list[_Piece]) -> None:
     number = _number(choice, "index", at)
     delta: Path = ("choices", at, "delta")
     calls = in_object(choice, "delta", "tool_calls")
-    for place, call in enumerate(calls if type(calls) is list else ()):
-        key = ("choice", number, ("tool", _number(call, "index", place)))
+    for position, call in enumerate(calls if type(calls) is list else ()):
+        key = ("choice", number, ("tool", _number(call, "index", position)))
         ident = in_object(call, "id")
         for holder, member in (("function", "arguments"), ("custom", "input")):
             called = in_object(call, holder)
             if type(called) is dict:
-                path: Path = (*delta, "tool_calls", place, holder)
+                path: Path = (*delta, "tool_calls", position, holder)
                 found.append(_piece(key, path, called, member, ident if type(ident) is str else ""))
     called = in_object(choice, "delta", "function_call")
     if type(called) is dict:

@@ -70,9 +70,9 @@ def no_more_than(value: dict[str, Any], name: str, *harmless: Any) -> None:
         raise BadAnswer(f"the answer has {name}, which the client's API has no form for")
 
 
-def of_no_form(place: str, kind: Any) -> BadAnswer:
+def of_no_form(what: str, kind: Any) -> BadAnswer:
     """The error for content of a type that the client's API has no form for, or that nobody here knows."""
-    return BadAnswer(f"{place} of type {str(kind)[:80]!r}, which the client's API has no form for")
+    return BadAnswer(f"{what} of type {str(kind)[:80]!r}, which the client's API has no form for")
 
 
 def seconds(value: dict[str, Any], name: str) -> int | None:

@@ -85,12 +85,12 @@ def data_url(image: Image) -> str:
     return image.url or f"data:{image.media_type};base64,{image.data}"
 
 
-def only_texts(parts: Iterable[ContentPart], place: str) -> list[Text]:
-    """These parts, if all are texts. Raises Untranslatable for one that is not; `place` says where it would go."""
+def only_texts(parts: Iterable[ContentPart], holder: str) -> list[Text]:
+    """These parts, if all are texts. Raises Untranslatable for one that is not; `holder` says where it would go."""
     texts = []
     for part in parts:
         if type(part) is not Text:
-            raise Untranslatable(part.where, f"cannot be translated: {place} of the other API holds text only")
+            raise Untranslatable(part.where, f"cannot be translated: {holder} of the other API holds text only")
         texts.append(part)
     return texts
 

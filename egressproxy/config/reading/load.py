@@ -359,8 +359,8 @@ class _ManifestReader:
         """Warn of a cluster-scoped object with a namespace, which an API server drops silently."""
         path, namespace = ("metadata", "namespace"), made.metadata.namespace
         message = f"a {made.KIND} has no namespace: it holds in all of them, and not in {namespace} alone"
-        place = document.place_of(path, key=True)
-        problem = Problem(self._origin.file, *place, str(made), path_text(path), message, "remove namespace")
+        location = document.place_of(path, key=True)
+        problem = Problem(self._origin.file, *location, str(made), path_text(path), message, "remove namespace")
         self.warnings.append(replace(problem, severity=Severity.WARNING, code="NamespaceIgnored"))
 
     def _kind(self, document: Document) -> type[Resource] | None:
@@ -385,11 +385,11 @@ class _ManifestReader:
         if not left_out and is_foreign(api_version, kind):
             left_out, is_missed = foreign_kind(api_version, kind, value.get("spec"))
         if left_out:
-            place = document.place_of(("kind",))
+            location = document.place_of(("kind",))
             severity = Severity.UNSERVED if is_missed else Severity.NOTE
             named = _object_name(value)
             self.warnings.append(
-                Problem(self._origin.file, *place, named, "", "it is left out", left_out, severity, "KindLeftOut")
+                Problem(self._origin.file, *location, named, "", "it is left out", left_out, severity, "KindLeftOut")
             )
         else:
             field, message, remedy = unknown_kind(api_version, kind)
@@ -407,12 +407,12 @@ class _ManifestReader:
             self._add(document, path, message, remedy, document.place_of(path, key=on_key))
 
     def _add(
-        self, document: Document, path: FieldPath, message: str, remedy: str, place: SourceLocation | None = None
+        self, document: Document, path: FieldPath, message: str, remedy: str, location: SourceLocation | None = None
     ) -> None:
         """Add a problem of the field at this path, by default located at its value."""
-        place = place or document.place_of(path)
+        location = location or document.place_of(path)
         named = _object_name(document.value)
-        self.problems.append(Problem(self._origin.file, *place, named, path_text(path), message, remedy))
+        self.problems.append(Problem(self._origin.file, *location, named, path_text(path), message, remedy))
 
 
 def _object_name(value: Any) -> str:

@@ -142,8 +142,8 @@ def read_documents(data: bytes) -> Iterator[Document | Fault]:
     except yaml.MarkedYAMLError as error:
         yield _syntax_fault(error, text)
     except yaml.reader.ReaderError as error:
-        place = SourceLocation(text.count("\n", 0, error.position) + 1, 1)
-        yield Fault(place, "a control character is not possible in YAML", "remove it, or escape it in quotes")
+        location = SourceLocation(text.count("\n", 0, error.position) + 1, 1)
+        yield Fault(location, "a control character is not possible in YAML", "remove it, or escape it in quotes")
     except yaml.YAMLError:
         yield Fault(SourceLocation(), "not YAML", "check the file with a YAML linter")
 
@@ -187,9 +187,9 @@ def _decode(data: bytes) -> str:
 class _Refused(Exception):
     """An error that ends reading the file."""
 
-    def __init__(self, place: SourceLocation, message: str, remedy: str) -> None:
+    def __init__(self, location: SourceLocation, message: str, remedy: str) -> None:
         super().__init__(message)
-        self.fault = Fault(place, message, remedy)
+        self.fault = Fault(location, message, remedy)
 
 
 if TYPE_CHECKING:
@@ -366,19 +366,19 @@ def _check_aliases(root: Node, written: int) -> None:
 
 def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
     mark = error.problem_mark or error.context_mark
-    place = SourceLocation(mark.line + 1, mark.column + 1) if mark is not None else SourceLocation()
+    location = SourceLocation(mark.line + 1, mark.column + 1) if mark is not None else SourceLocation()
     problem = error.problem or "not YAML"
     if mark is not None and text[mark.index : mark.index + 1] == "\t":
-        return Fault(place, "a tab stands where YAML takes blanks only", "indent with blanks")
+        return Fault(location, "a tab stands where YAML takes blanks only", "indent with blanks")
     if error.context == "while scanning an alias":
         # Do not repeat the text, which may be a password.
-        return Fault(place, "a plain value cannot start with *", 'quote it, as in "*.example.com"')
+        return Fault(location, "a plain value cannot start with *", 'quote it, as in "*.example.com"')
     if "alias" in problem or "anchor" in problem:
         # The parser's message would show the password in `password: *x`.
-        return Fault(place, "an alias or anchor that does not fit", "quote text that starts with * or &")
+        return Fault(location, "an alias or anchor that does not fit", "quote text that starts with * or &")
     if "nesting depth" in problem:  # PyYAML's own limit, from 6.0.4 on, hit by its read-ahead
-        return Fault(place, _TOO_DEEP, _TOO_DEEP_REMEDY)
-    return Fault(place, f"not YAML: {problem}", "check brackets, quotes and indentation up to this place")
+        return Fault(location, _TOO_DEEP, _TOO_DEEP_REMEDY)
+    return Fault(location, f"not YAML: {problem}", "check brackets, quotes and indentation up to this place")
 
 
 def _places(path: FieldPath, key_node: Node | None, node: Node) -> Iterator[PlacedField]:

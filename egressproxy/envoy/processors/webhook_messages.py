@@ -94,14 +94,14 @@ def read_answer(status: int, body: bytes) -> WebhookAnswer:
         raise InvalidAnswer("action is neither allow nor deny")
     if "headers" in answer or "body" in answer:
         raise InvalidAnswer("headers and body belong to the action allow")
-    wanted, message, wait = answer.get("status", 403), answer.get("message", ""), answer.get("retryAfter", 0)
-    if type(wanted) is not int or not 400 <= wanted <= 599 or wanted == 407:
+    code, message, wait = answer.get("status", 403), answer.get("message", ""), answer.get("retryAfter", 0)
+    if type(code) is not int or not 400 <= code <= 599 or code == 407:
         raise InvalidAnswer("status is not one from 400 to 599, without 407")
     if not isinstance(message, str) or not message.isprintable():
         raise InvalidAnswer("message is not a line of text")
     if type(wait) is not int or not 0 <= wait <= 86400:
         raise InvalidAnswer("retryAfter is not a number of seconds up to a day")
-    return WebhookAnswer(wanted, message[:_MAX_MESSAGE], wait)
+    return WebhookAnswer(code, message[:_MAX_MESSAGE], wait)
 
 
 def _text(value: bytes) -> str:

@@ -83,8 +83,8 @@ def _list(path: str, *names: str, separator: str = "/") -> Callable[[Manifest], 
 
 def _of_condition(manifest: Manifest, type_: str, of: Sequence[str], field: str) -> list[str]:
     """A field of a condition at each place `of` (a route's parents, say); "" where there is none."""
-    places = [_all_at(place, "conditions") for path in of for place in _all_at(manifest, path)]
-    return [next((str(_at(each, field)) for each in place if _at(each, "type") == type_), "") for place in places]
+    lists = [_all_at(holder, "conditions") for path in of for holder in _all_at(manifest, path)]
+    return [next((str(_at(each, field)) for each in holder if _at(each, "type") == type_), "") for holder in lists]
 
 
 def _condition(type_: str, *of: str) -> Callable[[Manifest], str]:

@@ -72,11 +72,11 @@ def _bounded(texts: Iterable[str]) -> list[str]:
 def _label_test(part: str) -> Callable[[Mapping[str, str]], bool]:
     if found := _EQUALS.fullmatch(part) or _SET.fullmatch(part):
         key, operator, values = found.groups()  # one value is a set, too
-        wanted = {each.strip() for each in values.split(",")}
-        if not all(re.fullmatch(_VALUE, each, re.ASCII) for each in wanted):
+        accepted = {each.strip() for each in values.split(",")}
+        if not all(re.fullmatch(_VALUE, each, re.ASCII) for each in accepted):
             raise bad_request(f"unable to parse requirement: {part!r}")
         is_out = operator in ("!=", "notin")
-        return lambda labels: (labels.get(key) in wanted) is not is_out
+        return lambda labels: (labels.get(key) in accepted) is not is_out
     if found := _ORDER.fullmatch(part):
         key, operator, bound = found.groups()
         return lambda labels: _is_beyond(labels.get(key), operator, int(bound))

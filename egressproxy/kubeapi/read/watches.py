@@ -93,9 +93,9 @@ class Watches:
                 yield _line("ERROR", failure(410, "Expired", _EXPIRED))
                 return
             version = changes[-1].version if changes else max(version, view.version)
-            wanted = [change for change in changes if encoder.asked.has(change.entry)]
-            if wanted:
-                yield await asyncio.to_thread(encoder.changes, wanted)
+            selected = [change for change in changes if encoder.asked.has(change.entry)]
+            if selected:
+                yield await asyncio.to_thread(encoder.changes, selected)
             now = loop.time()
             if options.has_bookmarks and (now >= bookmark_at or now >= end):
                 yield encoder.bookmark(version)

@@ -161,11 +161,11 @@ def _kept(old: Resource, write: Write, folder: Path) -> Manifest:
 
 def _check_preconditions(write: Write, body: Any, current: Manifest | None) -> None:
     """metav1.DeleteOptions. Raises WriteRefused(409)."""
-    wanted = body.get("preconditions") or {}
-    if not isinstance(wanted, dict):
+    required = body.get("preconditions") or {}
+    if not isinstance(required, dict):
         raise bad_request("preconditions has to be an object")
     uid = ((current or {}).get("metadata") or {}).get("uid")
-    if wanted.get("uid") not in (None, uid) or wanted.get("resourceVersion") not in (None, write.resource_version):
+    if required.get("uid") not in (None, uid) or required.get("resourceVersion") not in (None, write.resource_version):
         raise conflict(write, "a precondition does not hold")
 
 
@@ -278,10 +278,10 @@ def _check_identity(made: Manifest, write: Write) -> None:
 
 
 def _check_version(metadata: Mapping[str, Any], write: Write) -> None:
-    wanted = metadata.get("resourceVersion")
-    if wanted and write.verb is Verb.CREATE:
+    version = metadata.get("resourceVersion")
+    if version and write.verb is Verb.CREATE:
         raise bad_request("resourceVersion should not be set on objects to be created")
-    if wanted and str(wanted) != write.resource_version:
+    if version and str(version) != write.resource_version:
         raise conflict(
             write, "the object has been modified; please apply your changes to the latest version and try again"
         )

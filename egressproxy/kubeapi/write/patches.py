@@ -226,5 +226,5 @@ def _ordered(items: list[Any], order: list[Any], names: tuple[str, ...] | None) 
     def key(item: Any) -> Any:
         return item_key(item, names) if names else item
 
-    wanted = {key(each): place for place, each in reversed(list(enumerate(order)))}
-    return sorted(items, key=lambda item: wanted.get(key(item), len(wanted)))
+    positions = {key(each): position for position, each in reversed(list(enumerate(order)))}
+    return sorted(items, key=lambda item: positions.get(key(item), len(positions)))

@@ -221,14 +221,14 @@ def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
     exchange, listener = decided.exchange, decided.listener
     if error["reason"] != Reason.NO_ROUTE.value or exchange.authority is None:
         return error
-    place = f"listener {listener.name} of Gateway {listener.gateway}"
+    listener_name = f"listener {listener.name} of Gateway {listener.gateway}"
     near = list(islice(listener.http.rules_of(exchange.authority.host), MAX_NEAR))
     if near:
         error["near"] = [render.match_values(each) for each in near]
         remedy = f"none of the rules for {exchange.authority.host} matches: add a match to one of them"
     else:
         kind = "a TLSRoute" if exchange.is_tunnel else "an HTTPRoute"
-        remedy = f"attach {kind} with hostname {exchange.authority.host} to {place}"
+        remedy = f"attach {kind} with hostname {exchange.authority.host} to {listener_name}"
     return {**error, "remedy": remedy}
 
 
@@ -251,8 +251,8 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
         made["connections"] = kept
     made["credentials"] = render.secret_values(backend.chain, filters) if not exchange.is_tunnel else []
     if backend.denied is not None:
-        place = backend.denied.authority
-        made["host"], made["port"] = place.host, place.port
+        authority = backend.denied.authority
+        made["host"], made["port"] = authority.host, authority.port
     if backend.cluster is None:
         return {**made, "error": render.error_values(backend.fault(route.name, route.rule))}
     if backend.denied is not None:

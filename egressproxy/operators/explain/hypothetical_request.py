@@ -147,8 +147,8 @@ class HypotheticalRequest:
 
     def _rank(self, port: Port) -> int | None:
         """How likely this port is meant: less is more; None if it is not."""
-        wanted = [each for each in port.listeners if self._is_chosen(each)]
-        if not wanted:
+        chosen = [each for each in port.listeners if self._is_chosen(each)]
+        if not chosen:
             return None
         first = port.first
         if first.is_forward:

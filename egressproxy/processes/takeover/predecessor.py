@@ -105,12 +105,12 @@ class Predecessor:
             self._conversation.say("working")
             await asyncio.sleep(WORKING_S)
 
-    async def serving(self, places: Iterable[Place], follow: Callable[[KillChange], Awaitable[None]]) -> None:
+    async def serving(self, addresses: Iterable[Place], follow: Callable[[KillChange], Awaitable[None]]) -> None:
         """Report that this process accepts connections at these inherited places. Kill-switch changes since `switch`
         are passed to `follow`. Raises ConfigRefused if the predecessor has cancelled.
         """
         self._end_working()
-        self._conversation.say("serving", places=list(places))
+        self._conversation.say("serving", places=list(addresses))
         try:
             while True:
                 kind, fields, descriptors = await self._next_message()

@@ -69,8 +69,8 @@ def _messages(turns: tuple[Turn, ...]) -> Work[list[dict[str, Any]]]:
         elif turn.role is Role.USER:
             _add_user(messages, turn, shown)
         else:
-            place = f"a {turn.role.value} message"
-            messages.append({"role": turn.role.value, "content": _content(only_texts(turn.parts, place))})
+            holder = f"a {turn.role.value} message"
+            messages.append({"role": turn.role.value, "content": _content(only_texts(turn.parts, holder))})
     if shown:
         _add_shown(messages, shown)
     return messages

@@ -284,24 +284,24 @@ class ResponseStreamWriter:
         content, index = self._text.getvalue(), len(self._output)
         if self._content is None:
             item = call_item(self._ident, index, self._called(content), "completed")
-            place = self._place()
+            position = self._place()
             self._output.append(item)
             if self._kind is PartKind.CUSTOM_CALL:
                 fields: dict[str, Any] = {"input": item["input"]}
             else:
                 fields = {"name": item["name"], "arguments": item["arguments"]}
-            return self._event(f"{_CALLS[self._kind]}.done", **place, **fields) + self._event(
+            return self._event(f"{_CALLS[self._kind]}.done", **position, **fields) + self._event(
                 "response.output_item.done", output_index=index, item=item
             )
-        place = self._place()
+        position = self._place()
         if self._kind is PartKind.TEXT:
             part = text_part(content)
-            written = self._event("response.output_text.done", **place, text=content, logprobs=[])
+            written = self._event("response.output_text.done", **position, text=content, logprobs=[])
         else:
             part = refusal_part(content)
-            written = self._event("response.refusal.done", **place, refusal=content)
+            written = self._event("response.refusal.done", **position, refusal=content)
         self._content.append(part)
-        return written + self._event("response.content_part.done", **place, part=part)
+        return written + self._event("response.content_part.done", **position, part=part)
 
     def _close_message(self, status: str) -> bytes:
         if self._content is None:

@@ -239,11 +239,11 @@ def _port_tls(references: References, backend: Resource, form: TlsForm, field: s
     """As it is written. Raises UnresolvedRef."""
     problems: list[UnresolvedRef] = []
 
-    def take(place: str, read: Callable[[], T], default: T) -> T:
+    def take(name: str, read: Callable[[], T], default: T) -> T:
         try:
             return read()
         except UnresolvedRef as unresolved:
-            problems.append(unresolved.copy(f"{field}.{place}"))
+            problems.append(unresolved.copy(f"{field}.{name}"))
             return default
 
     made = BackendTlsIR(

@@ -83,10 +83,10 @@ class ExtensionCompiler:
         self.named_backends: dict[tuple[Key, str, str], None] = {}
 
     def extensions(
-        self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint, path: str = "spec.extensions"
+        self, owner: Resource, declared: Sequence[Extension], attachment: AttachmentPoint, path: str = "spec.extensions"
     ) -> tuple[RankedExtension, ...]:
         """The `spec.extensions` of a Backend or EgressPolicy, or the entries of another field. Notes load errors."""
-        made = [self._extension(_Entry(owner, one, f"{path}[{i}]", place)) for i, one in enumerate(declared)]
+        made = [self._extension(_Entry(owner, one, f"{path}[{i}]", attachment)) for i, one in enumerate(declared)]
         return tuple(RankedExtension(spec, age_of(owner), i) for i, spec in enumerate(made) if spec is not None)
 
     def builtin(
@@ -96,7 +96,7 @@ class ExtensionCompiler:
         phase: str,
         config: Mapping[str, Any],
         owner: Resource,
-        place: AttachmentPoint,
+        attachment: AttachmentPoint,
         priority: int = 0,
         index: int = 0,
         path: str = "",
@@ -116,8 +116,8 @@ class ExtensionCompiler:
             type=type_name,
             phase=phase,
             priority=priority,
-            level=place.level,
-            scope=place.scope,
+            level=attachment.level,
+            scope=attachment.scope,
             source=str(owner),
         )
         spec = self._with_config(made, owner, found, settings, text, path or name)
@@ -242,10 +242,10 @@ class ExtensionCompiler:
             ]
         if faults:
             remedy = f"`egressproxy filters` shows the fields of {declared.name}"
-            places = (f"{entry.path}.{path_text((field, *fault.loc))}" for fault in faults)
+            paths = (f"{entry.path}.{path_text((field, *fault.loc))}" for fault in faults)
             raise ConfigError(
-                problem_at(entry.owner, place, fault.message, fault.remedy or remedy, on_key=fault.on_key)
-                for place, fault in zip(places, faults, strict=True)
+                problem_at(entry.owner, path, fault.message, fault.remedy or remedy, on_key=fault.on_key)
+                for path, fault in zip(paths, faults, strict=True)
             )
         text = _canonical(declared.implemented_config(raw, settings["phase"]))
         settings |= declared.placed(settings["phase"], entry.place.level)

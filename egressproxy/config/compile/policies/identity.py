@@ -124,14 +124,14 @@ def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References, 
     # Here, since few configurations have tokens; `preparations` of the loader knows it.
     from egressproxy.identity.key_sets import UnusableKeySet, read_key_set
 
-    keys, place, path, ca_pem = "", ("", 0), "", ""
+    keys, address, path, ca_pem = "", ("", 0), "", ""
     try:
         if written.jwks_ref is not None:
             field = "jwksRef"
             keys = read_key_set(references.data(policy, written.jwks_ref, "jwks.json")).text
         elif written.jwks_uri is not None:
             field = "caCertificateRefs"
-            place, path = read_key_uri(written.jwks_uri)
+            address, path = read_key_uri(written.jwks_uri)
             ca_pem = "".join(references.ca_bundle(policy, ref) for ref in written.ca_certificate_refs)
     except UnusableKeySet as problem:
         assert written.jwks_ref is not None
@@ -144,7 +144,7 @@ def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References, 
         written.issuer,
         written.audiences,
         keys,
-        place,
+        address,
         path,
         ca_pem,
         written.service_accounts,

@@ -104,15 +104,18 @@ def client_sets(policies: Iterable[EgressPolicy], own_domain: str, foreign: Cont
     owned = {""}
     for policy in policies:
         for subject in policy.spec.subjects:
-            place = _place_of(subject, own_domain)
-            by_place[place].append((policy.key, _conditions(subject)))
+            account = _place_of(subject, own_domain)
+            by_place[account].append((policy.key, _conditions(subject)))
             if policy.key not in foreign:
-                owned.add(place[0])
-    places = dict.fromkeys((("", ""), *((namespace, "") for namespace, _ in by_place), *by_place))
-    held = {place: tuple(_held_at(place, by_place)) for place in places}
+                owned.add(account[0])
+    accounts = dict.fromkeys((("", ""), *((namespace, "") for namespace, _ in by_place), *by_place))
+    held = {account: tuple(_held_at(account, by_place)) for account in accounts}
     sets = dict.fromkeys(_set(entries, frozenset()) for entries in held.values())
-    own = {place: entries for place, entries in held.items() if place[0] in owned}
-    bounds = [_combine(own, sets), *(_combine({place: held[place]}, sets) for place in held if place not in own)]
+    own = {account: entries for account, entries in held.items() if account[0] in owned}
+    bounds = [
+        _combine(own, sets),
+        *(_combine({account: held[account]}, sets) for account in held if account not in own),
+    ]
     return ClientSets(tuple(filter(None, sets)), min((each for each in bounds if each is not None), default=None))
 
 
@@ -120,15 +123,15 @@ def _combine(held: Mapping[_Place, Sequence[tuple[Key, _Conditions]]], sets: dic
     """Add the combinations of groups and claims at these places to `sets`, up to the limit. Returns `at_most` of
     ClientSets.
     """
-    at_most, unions = 0, {place: {_Conditions()} for place in held}
+    at_most, unions = 0, {account: {_Conditions()} for account in held}
     while True:
-        more = {place: _one_more(unions[place], entries) for place, entries in held.items()}
+        more = {account: _one_more(unions[account], entries) for account, entries in held.items()}
         if more == unions:
             return None
         if sum(map(len, more.values())) - len(held) > MAX_COMBINED:
             return at_most
         at_most, unions = at_most + 1, more
-        sets |= dict.fromkeys(_set(entries, each) for place, entries in held.items() for each in unions[place])
+        sets |= dict.fromkeys(_set(entries, each) for account, entries in held.items() for each in unions[account])
 
 
 def _place_of(subject: Subject, own_domain: str) -> tuple[str, str]:
@@ -154,10 +157,10 @@ def _conditions(subject: Subject) -> _Conditions:
 
 
 def _held_at(
-    place: tuple[str, str], by_place: Mapping[tuple[str, str], Sequence[tuple[Key, _Conditions]]]
+    account: tuple[str, str], by_place: Mapping[tuple[str, str], Sequence[tuple[Key, _Conditions]]]
 ) -> Iterator[tuple[Key, _Conditions]]:
     """The policies that may apply to clients of a place: without namespace, of the namespace, and of the account."""
-    for wider in dict.fromkeys((("", ""), (place[0], ""), place)):
+    for wider in dict.fromkeys((("", ""), (account[0], ""), account)):
         yield from by_place.get(wider, ())
 
 

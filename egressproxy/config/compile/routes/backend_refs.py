@@ -350,10 +350,12 @@ class BackendRefCompiler:
         behind = self._with_parents(parent, hardened, merged, (*around, *layers), parent.target[2])
         others: list[OtherParent] = []
         for each, parents in zip(spec.other_parents, resolved.fallbacks, strict=True):
-            way = replace(spec, parent=each.backend, parent_credentials=each.credentials, other_parents=())
-            way = self._with_parents(replace(resolved, parents=parents, fallbacks=()), way, merged, around, namespace)
-            assert way.parent is not None
-            others.append(replace(each, backend=way.parent, dns=way.parent_dns))
+            through = replace(spec, parent=each.backend, parent_credentials=each.credentials, other_parents=())
+            through = self._with_parents(
+                replace(resolved, parents=parents, fallbacks=()), through, merged, around, namespace
+            )
+            assert through.parent is not None
+            others.append(replace(each, backend=through.parent, dns=through.parent_dns))
         dns = self.credential_dns.of_parent(spec, around, namespace)
         return replace(spec, parent=behind, parent_dns=dns, other_parents=tuple(others))
 

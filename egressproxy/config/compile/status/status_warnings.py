@@ -142,13 +142,13 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
                 named = _NAMED.search(piece)
                 rest = piece.replace(named[0], "", 1) if named else piece
                 sentence = f"{text}{': ' if rest else ''}{rest}"
-                place = named[1] if named else ""
-                key = (place or ("" if _OF_ANOTHER.search(sentence) else part.words), sentence)
-                parts_of, *_ = found.setdefault(key, ([], place, severity, _code(condition, part.conditions)))
+                path = named[1] if named else ""
+                key = (path or ("" if _OF_ANOTHER.search(sentence) else part.words), sentence)
+                parts_of, *_ = found.setdefault(key, ([], path, severity, _code(condition, part.conditions)))
                 parts_of.append(part)
-    for (_, sentence), (parts_of, place, severity, code) in found.items():
+    for (_, sentence), (parts_of, path, severity, code) in found.items():
         words = _words(parts_of)
-        yield problem_at(resource, place or parts_of[0].field_path, f"{words}{sentence}", severity=severity, code=code)
+        yield problem_at(resource, path or parts_of[0].field_path, f"{words}{sentence}", severity=severity, code=code)
     for condition in own_conditions:
         if _is_well(condition) and _NO_EFFECT in condition.get("message", ""):
             message = _without_praise(condition["message"])
@@ -215,9 +215,9 @@ def _parts(resource: Resource, status: Mapping[str, Any]) -> Iterator[_WarnedPar
         refs = [_identity(ref, home) for ref in getattr(getattr(resource, "spec", None), attribute, ())]
         for part in status.get(section, ()):
             ref = part[key]
-            place = ref.get("namespace") or home
-            wanted = (ref.get("kind"), ref.get("name"), ref.get("sectionName"), ref.get("port"), place)
-            path = f"spec.{field}[{refs.index(wanted)}]" if wanted in refs else ""
+            namespace = ref.get("namespace") or home
+            parent = (ref.get("kind"), ref.get("name"), ref.get("sectionName"), ref.get("port"), namespace)
+            path = f"spec.{field}[{refs.index(parent)}]" if parent in refs else ""
             yield _WarnedPart(f"{word} {ref.get('name', '?')}", path, _unwell(part))
 
 
