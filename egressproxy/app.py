@@ -243,7 +243,7 @@ class App:
                 return 0
             if before is not None:
                 await before.serving(self._sockets.taken, self._kill_switch.follow)
-                self._kill_switch.told.append(before.kill)
+                self._kill_switch.listeners.append(before.kill)
                 await self._start_own()
         except FAILURES as error:
             return self._start_failed(str(error))

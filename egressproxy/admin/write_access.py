@@ -71,9 +71,9 @@ class WriteAccess:
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         try:
-            wanted = await asyncio.to_thread(read_token, self._token_file)
+            expected = await asyncio.to_thread(read_token, self._token_file)
         except ValueError as error:
             raise ApiError(403, "Forbidden", str(error)) from None
         token = given.strip().encode("utf-8", "surrogateescape")  # as it was sent, UTF-8 or not
-        if scheme.lower() != "bearer" or not hmac.compare_digest(token, wanted):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(token, expected):
             raise ApiError(401, "Unauthorized", "writes need the token: Authorization: Bearer …")

@@ -93,8 +93,8 @@ def command(
     else:
         show_findings(findings, sys.stdout)
         for listener in listeners:
-            places = ", ".join(listener["addresses"])
-            click.echo(f"listener {listener['gateway']} {listener['name']}: {listener['protocol']} on {places}")
+            addresses = ", ".join(listener["addresses"])
+            click.echo(f"listener {listener['gateway']} {listener['name']}: {listener['protocol']} on {addresses}")
         for backend in backends:
             click.echo(f"backend {backend['name']} ({backend['kind']}): read as {backend['readAs']}")
         less = f" {len(unserved)} not served as written," if unserved else ""
@@ -159,9 +159,9 @@ def _counted(number: int, thing: str) -> str:
 
 def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:
     for listener in compiled.spec.listeners:
-        places = [each if is_unix(each) else str(Authority(each, listener.port)) for each in listener.addresses]
+        addresses = [each if is_unix(each) else str(Authority(each, listener.port)) for each in listener.addresses]
         protocol = listener.protocol.value
-        yield {"gateway": listener.gateway, "name": listener.name, "protocol": protocol, "addresses": places}
+        yield {"gateway": listener.gateway, "name": listener.name, "protocol": protocol, "addresses": addresses}
 
 
 def _published_backends(resources: ResourceSet) -> Iterator[dict[str, str]]:

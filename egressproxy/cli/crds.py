@@ -35,12 +35,12 @@ def command(kind: str | None) -> None:
     from egressproxy.kubeapi.crds import OUR_KINDS, crd
     from egressproxy.model.near_names import did_you_mean
 
-    wanted = [each for each in OUR_KINDS if kind is None or each.kind.lower() == kind.lower()]
-    if not wanted:
+    chosen = [each for each in OUR_KINDS if kind is None or each.kind.lower() == kind.lower()]
+    if not chosen:
         names = [each.kind for each in OUR_KINDS]
         hint = did_you_mean(kind or "", names, f"possible are {', '.join(names)}")
         raise click.BadParameter(f"{kind!r} is no kind of egressproxy.io; {hint}", param_hint="--kind")
     click.echo(_HEAD, nl=False)
-    for each in wanted:
+    for each in chosen:
         text = yaml.dump(crd(each), Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
         click.echo(f"---\n{text}", nl=False)

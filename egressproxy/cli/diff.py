@@ -183,7 +183,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         for name, values in found[kind].items():
             yield f"{sign} {name}"
             for path, value in values.items():
-                yield f"  {sign} {path}: {_said(value)}"
+                yield f"  {sign} {path}: {_text(value)}"
     for name, values in found["changed"].items():
         yield f"~ {name}"
         for path, value in values.items():
@@ -200,11 +200,11 @@ def _field(path: str, old: Any, new: Any) -> Iterator[str]:
         yield from (f"  - {path}: {value}" for value in old if value not in new)
         yield from (f"  + {path}: {value}" for value in new if value not in old)
     elif old is None:
-        yield f"  + {path}: {_said(new)}"
+        yield f"  + {path}: {_text(new)}"
     elif new is None:
-        yield f"  - {path}: {_said(old)}"
+        yield f"  - {path}: {_text(old)}"
     else:
-        yield f"  ~ {path}: {_said(old)} -> {_said(new)}"
+        yield f"  ~ {path}: {_text(old)} -> {_text(new)}"
 
 
 def _flip(each: Mapping[str, Any]) -> str:
@@ -219,6 +219,6 @@ def _flip(each: Mapping[str, Any]) -> str:
     return f"! {each['method']} {each['authority']}{path}{identity} on {where}: {before} -> {after}{sure}"
 
 
-def _said(value: Any) -> str:
-    said = "; ".join(value) if isinstance(value, list) else str(value)
-    return said or "none"
+def _text(value: Any) -> str:
+    text = "; ".join(value) if isinstance(value, list) else str(value)
+    return text or "none"

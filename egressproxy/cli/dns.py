@@ -82,7 +82,7 @@ def command(
         print_lines(
             (((f"{label:<{_WIDTH}}", "bold"), (text, style)) for label, text, style in _lines(found)), sys.stdout
         )
-    sys.exit(0 if all(place["verdict"] != "refuse" for place in found["places"]) else 1)
+    sys.exit(0 if all(each["verdict"] != "refuse" for each in found["places"]) else 1)
 
 
 def _of_files(config: tuple[Path, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
@@ -137,9 +137,9 @@ def _answer(each: Mapping[str, Any]) -> tuple[str, str]:
     if "failure" in each:
         return f"{asked}: {each['failure']}", "red"
     if each["result"] == "nxdomain":
-        said = "the name does not exist"
+        result = "the name does not exist"
     else:
-        said = ", ".join(each["addresses"]) or "none"
+        result = ", ".join(each["addresses"]) or "none"
     through = f" through {', '.join(each['cnames'])}" if each["cnames"] else ""
     bit = ", authentic" if each["authentic"] else ""
-    return f"{asked}: {said}{through} (TTL {each['ttlSeconds']} s{bit})", ""
+    return f"{asked}: {result}{through} (TTL {each['ttlSeconds']} s{bit})", ""

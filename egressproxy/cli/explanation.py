@@ -27,10 +27,10 @@ def lines(found: Mapping[str, Any]) -> Iterator[Line]:
     request, listener, verdict = found["request"], found["listener"], found["verdict"]
     yield verdict, f"{request['method']} {request['url']}", _STYLES[verdict]
     yield from _error(found.get("error"))
-    places = ", ".join(f"[{ip}]" if ":" in ip else ip for ip in listener["addresses"])
+    addresses = ", ".join(f"[{ip}]" if ":" in ip else ip for ip in listener["addresses"])
     host = f" for {listener['hostname']}" if listener["hostname"] else ""
     where = (
-        f"{listener['gateway']} {listener['name']}: {listener['protocol']} on {places} port {listener['port']}{host}"
+        f"{listener['gateway']} {listener['name']}: {listener['protocol']} on {addresses} port {listener['port']}{host}"
     )
     yield "listener", where, ""
     if "tls" in listener:
@@ -65,21 +65,23 @@ def _listener_tls(tls: Mapping[str, Any]) -> str:
 def _identity(identity: Mapping[str, Any]) -> str:
     """How the clients of a listener are known."""
     count = identity.get("gatewayKeys", 0)
-    ways = [f"other gateways say who they are (X-Egress-Identity, {count} key{'s' if count > 1 else ''})"] * bool(count)
+    sources = [f"other gateways say who they are (X-Egress-Identity, {count} key{'s' if count > 1 else ''})"] * bool(
+        count
+    )
     if "trustDomains" in identity:
-        ways.append(f"their certificates say who they are (SPIFFE ids of {_listed(identity['trustDomains'])})")
+        sources.append(f"their certificates say who they are (SPIFFE ids of {_listed(identity['trustDomains'])})")
     if "issuers" in identity:
         issuers = _listed([each["issuer"] for each in identity["issuers"]])
-        ways.append(f"tokens of {issuers}, in {identity.get('header', 'the usual field')}")
+        sources.append(f"tokens of {issuers}, in {identity.get('header', 'the usual field')}")
     if "users" in identity:
-        ways.append(f"passwords of {identity['users']} user{'s' if identity['users'] > 1 else ''}")
+        sources.append(f"passwords of {identity['users']} user{'s' if identity['users'] > 1 else ''}")
     if "addresses" in identity:
-        ways.append(f"addresses in {identity['addresses']} network{'s' if identity['addresses'] > 1 else ''}")
+        sources.append(f"addresses in {identity['addresses']} network{'s' if identity['addresses'] > 1 else ''}")
     if "proxyProtocol" in identity:
-        ways.append(f"PROXY headers of {_listed(identity['proxyProtocol'])} say the address")
+        sources.append(f"PROXY headers of {_listed(identity['proxyProtocol'])} say the address")
     if identity.get("required"):
-        ways.append("others are refused (407 or 401)")
-    return "; ".join(ways)
+        sources.append("others are refused (407 or 401)")
+    return "; ".join(sources)
 
 
 def _error(error: Mapping[str, Any] | None) -> Iterator[Line]:
@@ -125,8 +127,8 @@ def _policy(policy: Mapping[str, Any]) -> Iterator[Line]:
     names = ", ".join(policy["policies"])
     yield "policy", f"{policy['decision']} (mode {policy['mode']}{f'; {names}' if names else ''})", ""
     for entry in policy["entries"]:
-        said = ", ".join(f"{key}: {_listed(value)}" for key, value in entry.items() if key != "policy")
-        yield "", f"allowed by an entry of {entry['policy']}: {said}", ""
+        fields = ", ".join(f"{key}: {_listed(value)}" for key, value in entry.items() if key != "policy")
+        yield "", f"allowed by an entry of {entry['policy']}: {fields}", ""
     counted = policy.get("counted")
     patterns = [name for entry in policy["entries"] for key in ("hostnames", "cidrs") for name in entry.get(key, ())]
     if counted and patterns != [counted["entry"]]:  # else the line above says it
@@ -138,9 +140,9 @@ def _policy(policy: Mapping[str, Any]) -> Iterator[Line]:
             yield "", denied["remedy"], "green"
 
 
-def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iterator[Line]:
+def _backend(backend: Mapping[str, Any], error: Mapping[str, Any] | None) -> Iterator[Line]:
     destination = f" {backend['destination']}" if "destination" in backend else ""
-    place = f" {backend['host']}:{backend['port']}" if "host" in backend else ""
+    address = f" {backend['host']}:{backend['port']}" if "host" in backend else ""
     share = f", {backend['share']:.1%} of the requests" if backend["share"] < 1 else ""
     failover = backend.get("failover")
     if failover is not None:
@@ -148,15 +150,15 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
         share = f", priority {failover['priority']} of Failover {failover['name']}{share}{aside}"
     kind = backend.get("kind", _OURS)
     of = f" ({kind})" if kind not in (_OURS, "Service") else ""  # another group may have a Backend of the same name
-    yield "backend", f"{backend['name']}{of}{destination}{place}{share}", "cyan"
-    if backend.get("error") != said:
+    yield "backend", f"{backend['name']}{of}{destination}{address}{share}", "cyan"
+    if backend.get("error") != error:
         yield from _error(backend.get("error"))
     if "wouldDeny" in backend:
         yield "  would deny", backend["wouldDeny"]["message"], "yellow"
         yield "", backend["wouldDeny"]["detail"], ""
     if "becomes" in backend.get("ai", {}):
         yield "  ai", backend["ai"]["becomes"], ""
-    yield from _way(backend)
+    yield from _upstream(backend)
     for each in backend["filters"]:
         yield "  filter", _filter(each), ""
         yield from _limits(each, "    limit")
@@ -185,7 +187,7 @@ def _limits(each: Mapping[str, Any], label: str) -> Iterator[Line]:
         yield label, f"{limit['name']}: {_amount(limit['left'])} left of {limit['allows']}{reset}", ""
 
 
-def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
+def _upstream(backend: Mapping[str, Any]) -> Iterator[Line]:
     if "dns" in backend:
         yield "  dns", backend["dns"], ""
     if "cnames" in backend:
@@ -228,7 +230,7 @@ def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
             yield "", f"gets the username and password of {parent['credentials']} ({how})", ""
         else:
             yield "", "gets no credentials; if it asks for them (parent_auth), set parent.credentialsRef", "dim"
-        for label, text, style in _way(parent):
+        for label, text, style in _upstream(parent):
             yield label and f"  {label}", text, style  # the parent's own lines are indented below it
 
 

@@ -42,8 +42,8 @@ class ListedKind:
     def path(self, namespace: str, name: str = "") -> str:
         """The path of the API; `namespace` "": all namespaces, `name` "": the list."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        place = f"/namespaces/{namespace}" if namespace and self.is_namespaced else ""
-        return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
+        scope = f"/namespaces/{namespace}" if namespace and self.is_namespaced else ""
+        return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
 
 
 def _suggest_kinds(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -93,7 +93,7 @@ def _listed(ctx: click.Context, kinds: str, namespace: str) -> list[dict[str, An
 @admin_option("The admin address of the process.")
 def command(
     kind: str, name: str, namespace: str, all_namespaces: bool, selector: str, output: str | None, watch: bool,
-    admin: tuple[str, int] | None,
+    admin: tuple[str, int],
 ) -> None:  # fmt: skip
     """Show the objects of a running gateway. KIND is a kind, its plural or a short name: Gateway, gateways, gw.
     Separate several with commas. Add the group if several groups have the kind: backends.gateway.networking.k8s.io;
@@ -111,7 +111,6 @@ def command(
 
     Exit status: 0 shown, 1 there is no such object, 2 wrong usage or no response.
     """
-    assert admin is not None  # it has a default
     if name and all_namespaces:
         raise click.UsageError("give a name or --all-namespaces, not both: -n gives the namespace of one object")
     kinds = _chosen(kind, list(_kinds(lambda root: ask(admin, root, accept=_DISCOVERY))))
@@ -151,11 +150,11 @@ def _kinds(ask_root: Callable[[str], Any]) -> Iterator[ListedKind]:
 def _chosen(asked: str, kinds: Sequence[ListedKind]) -> list[ListedKind]:
     chosen = []
     for each in asked.split(","):
-        wanted, _, group = each.strip().lower().partition(".")
-        found = [kind for kind in kinds if wanted in kind.names and group in ("", kind.group)]
+        kind_name, _, group = each.strip().lower().partition(".")
+        found = [kind for kind in kinds if kind_name in kind.names and group in ("", kind.group)]
         if not found:
             known = sorted({name for kind in kinds for name in kind.names})
-            hint = did_you_mean(wanted, known, f"known are {', '.join(sorted({kind.plural for kind in kinds}))}")
+            hint = did_you_mean(kind_name, known, f"known are {', '.join(sorted({kind.plural for kind in kinds}))}")
             raise click.BadParameter(f"unknown kind {each!r}; {hint}", param_hint="KIND")
         chosen.append(next((kind for kind in found if kind.group == _OUR_GROUP), found[0]))
     return chosen
@@ -236,12 +235,12 @@ class _Query:
     def _say_nothing_found(self) -> None:
         """Say so; exits with 1 if a name was asked for."""
         is_namespaced = any(kind.is_namespaced for kind in self.kinds)
-        place = f" in namespace {self.namespace}" if self.namespace and is_namespaced else ""
-        hint = " (-n NS looks in another one, -A in all)" if place else ""
+        scope = f" in namespace {self.namespace}" if self.namespace and is_namespaced else ""
+        hint = " (-n NS looks in another one, -A in all)" if scope else ""
         if self.name:
-            click.echo(f"egressproxy: {self.kinds[0].resource} {self.name!r} not found{place}{hint}", err=True)
+            click.echo(f"egressproxy: {self.kinds[0].resource} {self.name!r} not found{scope}{hint}", err=True)
             sys.exit(1)
-        click.echo(f"nothing found{place}{hint}", err=True)
+        click.echo(f"nothing found{scope}{hint}", err=True)
 
 
 def _show_names(kind: ListedKind, rows: Iterable[dict[str, Any]]) -> None:

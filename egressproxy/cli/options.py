@@ -91,9 +91,9 @@ def _demanded(ctx: click.Context, param: click.Parameter, given: tuple[str, int]
     return given
 
 
-def _is_off(said: str) -> click.UsageError:
+def _is_off(option: str) -> click.UsageError:
     return click.UsageError(
-        f"{said} leaves no address to ask: start the gateway with --admin HOST:PORT, and name the same address here"
+        f"{option} leaves no address to ask: start the gateway with --admin HOST:PORT, and name the same address here"
     )
 
 
@@ -135,11 +135,11 @@ class ConfigByOption(click.Command):
             taken = [
                 str(ctx.params[each.name]) for each in self.params if isinstance(each, click.Argument) and each.name
             ]
-            raise click.UsageError(_told(before, left, [*taken, *left]), ctx)
+            raise click.UsageError(_unexpected(before, left, [*taken, *left]), ctx)
         return left
 
 
-def _told(written: list[str], left: list[str], words: list[str]) -> str:
+def _unexpected(written: list[str], left: list[str], words: list[str]) -> str:
     paths = [word for word in words if Path(word).exists()]
     meant = paths or left
     rest = [word for word in written if word not in meant]
@@ -147,5 +147,5 @@ def _told(written: list[str], left: list[str], words: list[str]) -> str:
     named = shlex.join(meant)
     if paths:
         return f"{named} is given without --config: write {command}"
-    told = f"{named}: unexpected argument, and no such file; give a configuration with --config PATH"
-    return f"{told}, and a command behind --" if written[1] == "run" else told
+    message = f"{named}: unexpected argument, and no such file; give a configuration with --config PATH"
+    return f"{message}, and a command behind --" if written[1] == "run" else message

@@ -41,8 +41,8 @@ def compiled_or_exit(paths: Sequence[ConfigSource], bind: tuple[str, ...]) -> Co
 
 def _parts(problem: Problem, style: str) -> Iterator[tuple[str, str]]:
     """The text of `str(problem)`, in parts."""
-    place = f"{problem.file}:{problem.line}:{problem.column}" if problem.line else problem.file
-    for part, of_part in ((place, "bold"), (problem.object, "cyan"), (problem.field_path, "magenta")):
+    location = f"{problem.file}:{problem.line}:{problem.column}" if problem.line else problem.file
+    for part, of_part in ((location, "bold"), (problem.object, "cyan"), (problem.field_path, "magenta")):
         if part:
             yield part, of_part
             yield ": ", ""

@@ -85,12 +85,12 @@ def command(
     from egressproxy.kubernetes.access import Needs, roles
 
     resources = _read(config) if config else None
-    wanted = resources.wanted if resources is not None else None
+    references = resources.wanted if resources is not None else None
     found = resources.of(GatewayClass) if resources is not None else ()
     ours = (each.name for each in found if each.spec.controller_name == CONTROLLER)
     needs = Needs(
         namespaces=tuple(dict.fromkeys(namespaces)),
-        wanted=wanted,
+        referenced=references,
         has_selector=secret_selector is not None,
         classes=tuple(dict.fromkeys((*classes, *ours))),
         published=published,
@@ -100,7 +100,7 @@ def command(
         where = f"in namespace {', '.join(needs.namespaces)}" if needs.namespaces else "of the cluster"
         click.echo(_WITH_SELECTOR.format(where=where), nl=False)
     else:
-        click.echo(_WITHOUT_CONFIG if wanted is None else _WITH_CONFIG, nl=False)
+        click.echo(_WITHOUT_CONFIG if references is None else _WITH_CONFIG, nl=False)
     for head, rules in roles(needs, name, account):
         click.echo(f"---\n{yaml.safe_dump(head, sort_keys=False)}", nl=False)
         if rules:

@@ -220,8 +220,8 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     if wrapped:
         beside = {name: each for name, each in _BESIDE_A_COMMAND.items() if not _is_given(ctx, name)}
         given |= beside
-    elif said := [name for name in ("listener", *CLIENT_OPTIONS) if _is_given(ctx, name)]:
-        option = next(each.opts[0] for each in ctx.command.params if each.name == said[0])
+    elif unused := [name for name in ("listener", *CLIENT_OPTIONS) if _is_given(ctx, name)]:
+        option = next(each.opts[0] for each in ctx.command.params if each.name == unused[0])
         raise click.UsageError(f"{option} is for a command: write the command after --")
     login = login_of(clients["token"], clients["user"], clients["password"])
     cluster = cluster_of(given)

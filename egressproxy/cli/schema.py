@@ -45,11 +45,11 @@ def command(name: str | None, kind: str | None, list_kinds: bool) -> None:
     if kind is None:
         click.echo(json.dumps(json_schema(), indent=2))
         return
-    wanted, _, group = kind.partition(".")
-    found = [known for known in KINDS if known.KIND.lower() == wanted.lower() and group in ("", known.GROUP)]
+    kind_name, _, group = kind.partition(".")
+    found = [known for known in KINDS if known.KIND.lower() == kind_name.lower() and group in ("", known.GROUP)]
     if not found:
         names = sorted({known.KIND for known in KINDS})
-        hint = did_you_mean(wanted, names, f"known are {', '.join(names)}")
+        hint = did_you_mean(kind_name, names, f"known are {', '.join(names)}")
         raise click.BadParameter(f"unknown kind {kind!r}; {hint}", param_hint="KIND")
     chosen = next((known for known in found if known.GROUP == OUR_GROUP), found[0])
     schema = chosen.model_json_schema(by_alias=True, schema_generator=ManifestJsonSchema)

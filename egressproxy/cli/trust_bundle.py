@@ -76,7 +76,6 @@ def _of_file(file: Path, error: OSError) -> TrustProblem:
 
 
 def _write_bundle(path: Path, ca_pem: str) -> str:
-    """What was written."""
     roots = _system_roots()
     there = {re.sub(r"\s", "", each) for each in _BLOCK.findall(roots)}
     added = [each for each in _BLOCK.findall(ca_pem) if re.sub(r"\s", "", each) not in there]
@@ -93,16 +92,16 @@ def _write_java_store(path: Path, pem: str) -> None:
 
 def _system_roots() -> str:
     """PEM. What $SSL_CERT_FILE names goes before the system's own file, as it does for OpenSSL."""
-    told = ssl.get_default_verify_paths().cafile
-    places: Sequence[str] = (*((told,) if told else ()), *_SYSTEM)
-    for place in places:
+    default = ssl.get_default_verify_paths().cafile
+    files: Sequence[str] = (*((default,) if default else ()), *_SYSTEM)
+    for file in files:
         try:
-            text = Path(place).read_text("utf-8", "replace")
+            text = Path(file).read_text("utf-8", "replace")
         except OSError:
             continue
         if _BLOCK.search(text):
             return text
-    looked = ", ".join(dict.fromkeys(places))
+    looked = ", ".join(dict.fromkeys(files))
     raise TrustProblem(
         f"the roots of this system are not found ({looked}): install ca-certificates, or name their file in"
         " $SSL_CERT_FILE"

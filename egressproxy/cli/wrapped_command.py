@@ -129,14 +129,14 @@ def _not_run(name: str) -> int:
     return _NOT_FOUND
 
 
-def chosen_listener(listeners: Sequence[ForwardListener], wanted: str) -> ForwardListener | None:
-    """The `wanted` listener, or the only one; None without both. Raises NotUsable."""
-    fitting = [each for each in listeners if f"/{each.name}".endswith(f"/{wanted}")] if wanted else [*listeners]
+def chosen_listener(listeners: Sequence[ForwardListener], name: str) -> ForwardListener | None:
+    """The `name` listener, or the only one; None without both. Raises NotUsable."""
+    fitting = [each for each in listeners if f"/{each.name}".endswith(f"/{name}")] if name else [*listeners]
     names = ", ".join(each.name for each in listeners) or "none"
     if len(fitting) > 1:
         raise NotUsable(f"there are several forward-proxy listeners ({names}): name one of them with --listener")
-    if wanted and not fitting:
-        raise NotUsable(f"--listener {wanted}: no forward-proxy listener has that name; there are: {names}")
+    if name and not fitting:
+        raise NotUsable(f"--listener {name}: no forward-proxy listener has that name; there are: {names}")
     return fitting[0] if fitting else None
 
 
@@ -210,21 +210,21 @@ class _Gateway:
 
     def __enter__(self) -> _Gateway:
         parent = os.getpid()
-        self._ready, told = os.pipe()
+        self._ready, write_end = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._ready)
-            _serve(self._options, parent, told)
-        os.close(told)
+            _serve(self._options, parent, write_end)
+        os.close(write_end)
         return self
 
     def wait_until_ready(self) -> list[ForwardListener] | None:
         """Its forward-proxy listeners; None where it has ended instead. Raises _Signalled."""
         with open(self._ready, "rb", closefd=False) as pipe:
-            said = pipe.read()
-        return [ForwardListener(*each) for each in json.loads(said)] if said else None
+            listeners = pipe.read()
+        return [ForwardListener(*each) for each in json.loads(listeners)] if listeners else None
 
     def has_ended(self) -> bool:
         if self._status is None:
@@ -254,7 +254,7 @@ class _Gateway:
             self.has_ended()
 
 
-def _serve(options: RunOptions, parent: int, told: int) -> NoReturn:
+def _serve(options: RunOptions, parent: int, write_end: int) -> NoReturn:
     """The gateway's process, from its fork to its end."""
     status = _FAILED
     try:
@@ -266,7 +266,7 @@ def _serve(options: RunOptions, parent: int, told: int) -> NoReturn:
             os.dup2(nothing.fileno(), 0)  # what is typed is for the command
 
         def started(listeners: Sequence[ForwardListener]) -> None:
-            with open(told, "w", encoding="utf-8") as pipe:
+            with open(write_end, "w", encoding="utf-8") as pipe:
                 json.dump(listeners, pipe)
 
         status = serve(options, started)

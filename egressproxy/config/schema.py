@@ -130,8 +130,8 @@ def gateway_api_fields() -> Mapping[str, Mapping[str, FieldSupport]]:
     for line in files("egressproxy.config").joinpath("gateway_api_fields.md").read_text("utf-8").splitlines():
         if line.startswith("## "):
             rows = sections.setdefault(line.removeprefix("## "), {})
-        elif found := _ROW.fullmatch(line):
-            rows[found[1]] = FieldSupport(found[2], found[3], found[4], found[5].strip())
+        elif match := _ROW.fullmatch(line):
+            rows[match[1]] = FieldSupport(match[2], match[3], match[4], match[5].strip())
     return sections
 
 
@@ -141,19 +141,19 @@ def publish_support(parts: Mapping[str, dict[str, Any]], roots: Mapping[str, str
     A field gets `x-egressproxy-support`, and a sentence in its description, which `kubectl explain` shows. The level of
     an object is the first level of its fields.
     """
-    said: dict[int, tuple[dict[str, Any], list[FieldSupport]]] = {}
+    by_field: dict[int, tuple[dict[str, Any], list[FieldSupport]]] = {}
     leaves: set[int] = set()
     for section, rows in gateway_api_fields().items():
         for start in SHARED.get(section, (roots.get(section, ""),)):
             for path, support in rows.items():
                 steps = _along(parts, start, path)
                 for field in steps[path.startswith("spec.") :]:  # the root has no level
-                    said.setdefault(id(field), (field, []))[1].append(support)
+                    by_field.setdefault(id(field), (field, []))[1].append(support)
                 leaves.update(map(id, steps[-1:]))
-    for key, (field, supports) in said.items():
+    for key, (field, supports) in by_field.items():
         _say(field, supports, key in leaves)
-    for place, instead in UNSERVED.items():
-        model, _, name = place.partition(".")
+    for field_name, instead in UNSERVED.items():
+        model, _, name = field_name.partition(".")
         field = parts.get(model, {}).get("properties", {}).get(name)
         if field is not None:
             field[_KEY] = {"level": _LEVELS[2], "served": "no"}
@@ -215,8 +215,8 @@ def _along(parts: Mapping[str, dict[str, Any]], start: str, path: str) -> list[d
 
 def _referred(field: Mapping[str, Any]) -> str:
     """The name of the part in a field or its items, "" for none."""
-    place = field.get("items", field)
-    for each in (place, *place.get("anyOf", ())):
+    schema = field.get("items", field)
+    for each in (schema, *schema.get("anyOf", ())):
         each = each.get("items", each)
         if "$ref" in each:
             return str(each["$ref"]).rpartition("/")[2]

@@ -196,8 +196,8 @@ def _of_destinations() -> tuple[tuple[str, str], ...]:
         spellings = ", ".join(f"'{spelling}'" for spelling, means in TYPES.items() if means == type_)
         if blocks:
             there = " || ".join(f"has(self.{block})" for block in blocks)
-            said = f"{' or '.join(blocks)} is for type {type_}, which needs it"
-            made.append((f"({there}) == (self.type.lowerAscii() in [{spellings}])", said))
+            message = f"{' or '.join(blocks)} is for type {type_}, which needs it"
+            made.append((f"({there}) == (self.type.lowerAscii() in [{spellings}])", message))
     made.append((_at_most_one("has(self.service)", "has(self.kubernetesService)"), "keep service alone"))
     return tuple(made)
 

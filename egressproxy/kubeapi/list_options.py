@@ -58,10 +58,10 @@ class ApiResource:
 
 def resource(path: str) -> ApiResource | None:
     """The resource at a path below /api/ or /apis/, decoded and without trailing slash; None where there is none."""
-    found = _PATH.fullmatch(path)
-    if found is None:
+    match = _PATH.fullmatch(path)
+    if match is None:
         return None
-    group, version, namespace, plural, name, subresource = found.groups(default="")
+    group, version, namespace, plural, name, subresource = match.groups(default="")
     kind = served(group, version, plural)
     if kind is None or (not kind.is_namespaced if namespace else kind.is_namespaced and name):
         return None
@@ -81,13 +81,13 @@ def form(accept: str) -> Form:
     for entry in accept.split(",") if accept.strip() else ["*/*"]:
         media, *rest = (part.strip() for part in entry.split(";"))
         parameters = dict(part.split("=", 1) for part in rest if "=" in part)
-        wanted = parameters.get("as", "")
+        name = parameters.get("as", "")
         if media not in ("application/json", "application/*", "*/*"):
             continue
-        if not wanted:
+        if not name:
             return Form.PLAIN
         if parameters.get("g") == "meta.k8s.io" and parameters.get("v") == "v1":
-            found = next((each for each in Form if each.value and each.value == wanted.removesuffix("List")), None)
+            found = next((each for each in Form if each.value and each.value == name.removesuffix("List")), None)
             if found is not None:
                 return found
     raise ApiError(406, "NotAcceptable", "only application/json is served, plain or as a v1 Table of meta.k8s.io")

@@ -90,15 +90,15 @@ def kind_schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, 
         if "const" in part.get("properties", {}).get("kind", {})
     }
     made: dict[str, Any] = {}
-    wanted: list[str] = []
+    names: list[str] = []
     for kind, version in served:
         part = parts[roots[kind.group, kind.kind]]
-        made[part_of(kind, version)] = _root(part, kind, version, base, wanted)
+        made[part_of(kind, version)] = _root(part, kind, version, base, names)
     made[f"{_META}.ObjectMeta"] = _object_meta()
-    while wanted:
-        name = wanted.pop()
+    while names:
+        name = names.pop()
         if _part_name(name) not in made:
-            made[_part_name(name)] = _converted(parts[name], base, wanted)
+            made[_part_name(name)] = _converted(parts[name], base, names)
     fields = [field for part in made.values() for field in part.get("properties", {}).values()]
     described = {_referred(field, base) for field in fields if "description" in field}
     for field in fields:
@@ -110,8 +110,8 @@ def kind_schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, 
 
 def _referred(field: Mapping[str, Any], base: str) -> str:
     """The part that a field, or each of its items, refers to; "" for none."""
-    place = field.get("items", field)
-    reference = place.get("$ref") or next((each["$ref"] for each in place.get("allOf", ()) if "$ref" in each), "")
+    schema = field.get("items", field)
+    reference = schema.get("$ref") or next((each["$ref"] for each in schema.get("allOf", ()) if "$ref" in each), "")
     return str(reference).removeprefix(base)
 
 
@@ -119,53 +119,53 @@ def _describe(field: dict[str, Any], schemas: Mapping[str, Any], base: str) -> N
     """Give a field without a description that of what it refers to, or else the values that it may have."""
     if "description" in field:
         return
-    place = field.get("items", field)
+    schema = field.get("items", field)
     if referred := _referred(field, base):
         words = schemas[referred].get("description", "")
         if words and "$ref" in field and base == V3:
             field["allOf"] = [{"$ref": field.pop("$ref")}]
     else:
-        words = _possible(place) if place is field else ""
+        words = _possible(schema) if schema is field else ""
     if words:
         field["description"] = words
 
 
 def _possible(field: Mapping[str, Any]) -> str:
-    said = []
+    sentences = []
     if "enum" in field:
-        said.append(f"One of {', '.join(map(str, field['enum']))}.")
+        sentences.append(f"One of {', '.join(map(str, field['enum']))}.")
     if "minimum" in field and "maximum" in field:
-        said.append(f"From {field['minimum']} to {field['maximum']}.")
+        sentences.append(f"From {field['minimum']} to {field['maximum']}.")
     if field.get("default") not in (None, "", [], {}):
-        said.append(f"Default: {json.dumps(field['default'])}.")
-    return " ".join(said)
+        sentences.append(f"Default: {json.dumps(field['default'])}.")
+    return " ".join(sentences)
 
 
 def _part_name(name: str) -> str:
     return f"{_META}.ObjectMeta" if name == "ObjectMeta" else f"io.egressproxy.parts.{name}"
 
 
-def _root(part: Mapping[str, Any], kind: ServedKind, version: str, base: str, wanted: list[str]) -> dict[str, Any]:
-    made: dict[str, Any] = _converted({**part, "additionalProperties": False}, base, wanted)
+def _root(part: Mapping[str, Any], kind: ServedKind, version: str, base: str, referenced: list[str]) -> dict[str, Any]:
+    made: dict[str, Any] = _converted({**part, "additionalProperties": False}, base, referenced)
     properties = made["properties"]
     for name in _FURTHER.get(kind.kind, ()) if not kind.group else ():
         properties.setdefault(name, {**_ANYTHING})
     properties["apiVersion"] = {"type": "string", "description": "The group and version of this kind."}
     properties["kind"] = {"type": "string", "description": "The kind of this object."}
-    properties["metadata"] = _converted({"$ref": "ObjectMeta", "description": _META_DESCRIPTION}, base, wanted)
+    properties["metadata"] = _converted({"$ref": "ObjectMeta", "description": _META_DESCRIPTION}, base, referenced)
     if not properties.get("status", {}).keys() & {"type", "$ref", "allOf"}:  # that of a Pod is input
         properties["status"] = {"type": "object", "description": _STATUS}
     made["x-kubernetes-group-version-kind"] = [_gvk(kind, version)]
     return made
 
 
-def _converted(part: Any, base: str, wanted: list[str]) -> Any:
+def _converted(part: Any, base: str, referenced: list[str]) -> Any:
     """JSON Schema 2020-12 as OpenAPI 3.0 and Kubernetes' tools read it: no null type, no const, no prefixItems."""
     if not isinstance(part, dict):
         return part
     if "$ref" in part:
         name = str(part["$ref"]).rpartition("/")[2]
-        wanted.append(name)
+        referenced.append(name)
         reference = {"$ref": f"{base}{_part_name(name)}"}
         rest = {key: value for key, value in part.items() if key in _BESIDE}
         if base == V3:
@@ -173,7 +173,7 @@ def _converted(part: Any, base: str, wanted: list[str]) -> Any:
         return {**reference, **rest}
     for choice in ("anyOf", "oneOf"):
         if choice in part:
-            return _chosen(part, choice, base, wanted)
+            return _chosen(part, choice, base, referenced)
     made = {key: value for key, value in part.items() if key in _KEPT}
     if "exclusiveMinimum" in part:
         made |= {"minimum": part["exclusiveMinimum"], "exclusiveMinimum": True}
@@ -184,13 +184,13 @@ def _converted(part: Any, base: str, wanted: list[str]) -> Any:
     if "properties" in part and base == _V2 and part.get("additionalProperties") is not False:
         return {**_ANYTHING, **({"description": part["description"]} if "description" in part else {})}
     if "properties" in part:
-        made["properties"] = {name: _converted(each, base, wanted) for name, each in part["properties"].items()}
+        made["properties"] = {name: _converted(each, base, referenced) for name, each in part["properties"].items()}
         made.setdefault("type", "object")
     for key in ("items", "additionalProperties"):
         if isinstance(part.get(key), dict):
-            made[key] = _converted(part[key], base, wanted)
+            made[key] = _converted(part[key], base, referenced)
     for each in part.get("patternProperties", {}).values():  # keys of this form alone
-        made["additionalProperties"] = _converted(each, base, wanted)
+        made["additionalProperties"] = _converted(each, base, referenced)
     if made.get("type") == "array" and "items" not in made:
         made["items"] = {"type": "object"}
     return made
@@ -246,12 +246,12 @@ _KEPT: Final = frozenset({
 _BESIDE: Final = frozenset({"description", "default", "x-egressproxy-support", "nullable"})
 
 
-def _chosen(part: Mapping[str, Any], choice: str, base: str, wanted: list[str]) -> dict[str, Any]:
+def _chosen(part: Mapping[str, Any], choice: str, base: str, referenced: list[str]) -> dict[str, Any]:
     """A choice of shapes, null left out: the one that is left, an integer or text, or else anything."""
     shapes = [each for each in part[choice] if each.get("type") != "null"]
     rest = {key: value for key, value in part.items() if key in _BESIDE and value is not None}
     if len(shapes) == 1:
-        made = dict(_converted({**shapes[0], **rest}, base, wanted))
+        made = dict(_converted({**shapes[0], **rest}, base, referenced))
         if "nullable" in rest and "enum" in made and len(part[choice]) > 1:
             made["pattern"] = f"^({'|'.join(made.pop('enum'))})$"  # an enumeration would have to have null, too
         return made

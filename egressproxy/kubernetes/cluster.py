@@ -141,14 +141,14 @@ class Cluster:
             await asyncio.to_thread(process.wait)
         return int(process.returncode)
 
-    async def objects(self, wanted: Iterable[Key]) -> bytes:
-        """The objects for a compilation, with the `wanted` ones of the kinds that are read by reference.
+    async def objects(self, referenced: Iterable[Key]) -> bytes:
+        """The objects for a compilation, with the `referenced` ones of the kinds that are read by reference.
 
         If the API server does not answer in time, returns the last objects, at the start those on disk, and waits
         without either. Raises LoadingFailed if the last objects are known to be older than the configuration in
         service.
         """
-        keys = tuple(sorted(wanted))
+        keys = tuple(sorted(referenced))
         while True:
             try:
                 self._last = await self._answer(keys, PATIENCE_S if self._last is not None else None)
@@ -163,7 +163,7 @@ class Cluster:
                 self._has_given_routes, self._is_behind = False, self._last.is_late
             return self._last.packed
 
-    async def changed_routes(self, wanted: Iterable[Key]) -> tuple[bytes, tuple[str, ...]] | None:
+    async def changed_routes(self, referenced: Iterable[Key]) -> tuple[bytes, tuple[str, ...]] | None:
         """`objects` with only the changed HTTPRoutes since the last call, and their names (namespace/name).
 
         None if the API server does not answer in time, or other objects have changed, too.
@@ -172,7 +172,7 @@ class Cluster:
             return None
         self._has_given_routes = True
         try:
-            found = await self._answer(tuple(sorted(wanted)), PATIENCE_S, is_of_routes=True)
+            found = await self._answer(tuple(sorted(referenced)), PATIENCE_S, is_of_routes=True)
         except (TimeoutError, _Replaced):
             return None
         return (found.packed, found.routes) if found.routes is not None else None

@@ -48,8 +48,8 @@ _ALWAYS_NEEDED: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLS
 _NEEDED_AT_START: Final = frozenset(
     (GATEWAY, kind) for kind in ("GatewayClass", "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute")
 )
-#: Kinds of which a compilation has to know whether they are read, since one without objects says something.
-_TOLD_READ: Final = (("", "Pod"),)
+#: A compilation has to know whether Pods are read, since no Pod at all says something.
+_POD: Final = ("", "Pod")
 
 
 class _Given(Enum):
@@ -64,10 +64,10 @@ class ClusterSource:
     """The objects of a cluster that a compilation reads (`take`). Belongs to the event loop."""
 
     def __init__(
-        self, options: ClusterOptions, places: Mapping[str, str],
+        self, options: ClusterOptions, versions: Mapping[str, str],
         tell: Callable[[Changed | ChangedRoutes | Endpoints], None],
     ) -> None:  # fmt: skip
-        """`places` are resource versions up to which each scope, by its text, was in force before. `tell` is called
+        """`versions` are resource versions up to which each scope, by its text, was in force before. `tell` is called
         when objects are other ones than `take` gave last.
         """
         self._tell = tell
@@ -75,17 +75,17 @@ class ClusterSource:
         self.store = ObjectStore()
         self.client: ApiClient | None = None
         self._options = options
-        self._before = places
-        self._wanted: frozenset[Key] = frozenset()
+        self._before = versions
+        self._referenced: frozenset[Key] = frozenset()
         self._reflectors: dict[Scope, tuple[Reflector, asyncio.Task[None]]] = {}
         self._leaving: list[Scope] = []
-        self._kinds = AvailableKinds({place.split()[0] for place in places})
+        self._kinds = AvailableKinds({scope.split()[0] for scope in versions})
         self._has_lost_kinds = False  # since what was given last
         self._is_discovered = False
         self._problem = "the API server has not answered yet"
         self._changed = asyncio.Event()
         self._given = _Given.NOTHING
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._too_many: list[str] = []  # sentences
 
     async def run(self) -> None:
@@ -129,27 +129,27 @@ class ClusterSource:
     # --- what is watched -------------------------------------------------------------------------------------------
     def want(self, keys: Iterable[Key], *, and_others: bool = False) -> None:
         """Read these objects, of kinds that are read by reference; `and_others`: beside those that are read already."""
-        self._wanted = self._wanted.union(keys) if and_others else frozenset(keys)
+        self._referenced = self._referenced.union(keys) if and_others else frozenset(keys)
         if self._is_discovered:
             self._adjust()
 
     def _adjust(self) -> None:
         assert self.client is not None
-        wanted, self._too_many = watched_scopes(self._options, self._kinds.versions, self._wanted)
-        for scope in self._reflectors.keys() - wanted.keys():
+        scopes, self._too_many = watched_scopes(self._options, self._kinds.versions, self._referenced)
+        for scope in self._reflectors.keys() - scopes.keys():
             _, task = self._reflectors.pop(scope)
             task.cancel()
             self._leaving.append(scope)  # until what takes its place is read
-        for scope, names in wanted.items():
+        for scope, names in scopes.items():
             version = self._kinds.versions[scope.kind.group, scope.kind.kind]
-            place = self._before.get(str(scope), "")
+            since = self._before.get(str(scope), "")
             if scope in self._reflectors and self._reflectors[scope][0].version != version:
                 old, task = self._reflectors.pop(scope)  # a server may serve the old one no longer
                 task.cancel()
-                place = old.place
+                since = old.resource_version
             if scope not in self._reflectors:
                 make = NamedReflector if scope.is_by_name else Reflector
-                reflector = make(self.client, self.store, scope, version, place, self._changed.set)
+                reflector = make(self.client, self.store, scope, version, since, self._changed.set)
                 self._reflectors[scope] = (reflector, asyncio.create_task(reflector.run()))
             made, _ = self._reflectors[scope]
             if isinstance(made, NamedReflector):
@@ -178,11 +178,11 @@ class ClusterSource:
     def _tell_problems(self) -> None:
         """Log what is new of them: while the API server is away, all watches say the same."""
         problems = set(self.problems())
-        for problem in sorted(problems - self._told):
+        for problem in sorted(problems - self._reported):
             log.warning("%s", problem)
-        if self._told and not problems:
+        if self._reported and not problems:
             log.info("everything can be read again")
-        self._told = problems
+        self._reported = problems
 
     async def wait(self) -> None:
         """Until something may have changed."""
@@ -205,20 +205,16 @@ class ClusterSource:
 
     def _note_read(self) -> None:
         """Have the kinds among the objects of which all is read (`object_store.read_kinds`)."""
-        read = []
-        for name in _TOLD_READ:
-            found = [
-                each for each, _ in self._reflectors.values() if (each.scope.kind.group, each.scope.kind.kind) == name
-            ]
-            if found and all(each.is_synced for each in found):
-                read.append(name)
-        key, each = read_kinds(read)
+        scopes = [
+            each for each, _ in self._reflectors.values() if (each.scope.kind.group, each.scope.kind.kind) == _POD
+        ]
+        key, each = read_kinds([_POD] if scopes and all(each.is_synced for each in scopes) else [])
         self.store.put(READ_SCOPE, key, each)
 
-    def take_routes(self, wanted: Collection[Key]) -> bytes:
-        """As `take`, without HTTPRoutes that have not changed since, and of other kinds as if these were `wanted`."""
+    def take_routes(self, referenced: Collection[Key]) -> bytes:
+        """As `take`, without HTTPRoutes that have not changed since, and as if these objects were `referenced`."""
         self._forget_left()
-        found = self.relevant(wanted)
+        found = self.relevant(referenced)
         kept = (each for key, each in found if key[:2] != _HTTP_ROUTE or key in self.changed_routes)
         return zlib.compress(lines(kept), 1)
 
@@ -230,19 +226,14 @@ class ClusterSource:
                 self._changed.set()
         self._leaving.clear()
 
-    def relevant(self, wanted: Collection[Key] | None = None) -> Iterator[tuple[Key, StoredObject]]:
+    def relevant(self, referenced: Collection[Key] | None = None) -> Iterator[tuple[Key, StoredObject]]:
         """Every object that a compilation reads, in the order of keys."""
-        wanted = self._wanted if wanted is None else wanted
-        services = {key[2:] for key in wanted if key[:2] == ("", "Service")}
+        referenced = self._referenced if referenced is None else referenced
+        services = {key[2:] for key in referenced if key[:2] == ("", "Service")}
         for key, each in sorted(self.store.objects()):
-            name = key[:2]
-            if name == SLICES:
-                is_read = (key[2], each.service) in services
-            elif name in _BY_LOOKUP:
-                is_read = key in wanted
-            else:
-                is_read = True
-            if is_read:
+            if key[:2] == SLICES and (key[2], each.service) not in services:
+                continue
+            if key[:2] not in _BY_LOOKUP or key in referenced:
                 yield key, each
 
     def with_changed_routes(self, given: Iterable[tuple[Key, StoredObject]]) -> list[tuple[Key, StoredObject]]:
@@ -251,9 +242,13 @@ class ClusterSource:
         fresh = [(key, each) for key, each in found if each is not None]
         return sorted([*(each for each in given if each[0] not in self.changed_routes), *fresh])
 
-    def places(self) -> dict[str, str]:
+    def resource_versions(self) -> dict[str, str]:
         """The resource version up to which each scope is read, by its text."""
-        return {str(scope): reflector.place for scope, (reflector, _) in self._reflectors.items() if reflector.place}
+        return {
+            str(scope): reflector.resource_version
+            for scope, (reflector, _) in self._reflectors.items()
+            if reflector.resource_version
+        }
 
     def figures(self) -> tuple[int, int]:
         """How many watches there are, and how often one of them was begun again."""
@@ -280,7 +275,7 @@ class ClusterSource:
             while revision != self.store.revision and asyncio.get_running_loop().time() < deadline:
                 revision = self.store.revision
                 await asyncio.sleep(QUIET_S)
-            changed = {key for key in self.store.changed if key[:2] not in _BY_LOOKUP or key in self._wanted}
+            changed = {key for key in self.store.changed if key[:2] not in _BY_LOOKUP or key in self._referenced}
             routes = {key for key in changed if key[:2] == _HTTP_ROUTE}
             is_other = len(routes) < len(changed) or self._has_lost_kinds or self._given is _Given.FROM_DISK
             self._has_lost_kinds = False
@@ -302,7 +297,7 @@ class ClusterSource:
 
     def every_endpoint(self) -> EndpointUpdates:
         """The addresses of all Services that a configuration refers to."""
-        return self._endpoints_of({key[2:] for key in self._wanted if key[:2] == ("", "Service")})
+        return self._endpoints_of({key[2:] for key in self._referenced if key[:2] == ("", "Service")})
 
     def _endpoints_of(self, services: Collection[tuple[str, str]]) -> EndpointUpdates:
         found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}
@@ -312,7 +307,7 @@ class ClusterSource:
                 slices.setdefault((key[2], each.service), []).append(json.loads(each.manifest))
         for namespace, name in services:
             service = self.store.find(("", "Service", namespace, name))
-            if service is None or ("", "Service", namespace, name) not in self._wanted:
+            if service is None or ("", "Service", namespace, name) not in self._referenced:
                 continue
             for port in json.loads(service.manifest)["spec"].get("ports") or ():
                 addresses = ready_endpoints(slices.get((namespace, name), ()), port.get("name") or "")

@@ -45,10 +45,10 @@ class _Complaints(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.said = ""
+        self.message = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said = record.getMessage()
+        self.message = record.getMessage()
 
 
 _complaints: Final = _Complaints()
@@ -121,7 +121,7 @@ class Credentials:
         """
         self._renewed_at = time.monotonic()
         if self._renewing is None:
-            _complaints.said = ""
+            _complaints.message = ""
             self._renewing = asyncio.create_task(self._renew_in_time(is_refused))
             self._renewing.add_done_callback(self._renewed)
         try:
@@ -134,8 +134,8 @@ class Credentials:
             raise CredentialsError(f"{self._origin}: {error.strerror or error} ({error.filename})") from None
         except Exception as error:  # of a file that is no kubeconfig, it raises nearly everything
             raise CredentialsError(f"{self._origin} cannot be read ({type(error).__name__})") from None
-        if _complaints.said:
-            raise CredentialsError(f"{self._origin}: {_complaints.said}")
+        if _complaints.message:
+            raise CredentialsError(f"{self._origin}: {_complaints.message}")
 
     async def _renew_in_time(self, is_refused: bool) -> None:
         async with asyncio.timeout(ANSWER_S):

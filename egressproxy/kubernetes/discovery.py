@@ -65,12 +65,12 @@ async def discovered(client: ApiClient) -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     for kind in CONFIGURED:
         for version in versions_of(kind):
-            place = (kind.group, version)
-            if place not in served:
+            group_version = (kind.group, version)
+            if group_version not in served:
                 continue
-            if place not in plurals:
-                plurals[place] = await _watchable(client, *place)
-            if kind.plural in plurals[place]:
+            if group_version not in plurals:
+                plurals[group_version] = await _watchable(client, *group_version)
+            if kind.plural in plurals[group_version]:
                 found[kind.group, kind.kind] = version
                 break
     return found

@@ -69,7 +69,7 @@ class Reflector:
         self.is_synced = False  # it was listed once
         self.is_refused = False  # and a person has to do something
         self.restarts = 0
-        self.place = not_before  # the resource version up to which the store has it
+        self.resource_version = not_before  # the resource version up to which the store has it
         self._client = client
         self._store = store
         self.version = version
@@ -79,10 +79,10 @@ class Reflector:
 
     @property
     def path(self) -> str:
-        """Of the collection."""
+        """The collection in the API, without parameters."""
         kind, namespace = self.scope.kind, self.scope.namespace
-        place = f"/namespaces/{namespace}" if namespace else ""
-        return f"{api_root(kind.api_version(self.version))}{place}/{kind.plural}"
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        return f"{api_root(kind.api_version(self.version))}{scope}/{kind.plural}"
 
     @property
     def _accepts(self) -> str:
@@ -146,30 +146,32 @@ class Reflector:
             self._on_change()
 
     async def _list(self) -> None:
-        place, found = await self._pages()
+        version, found = await self._pages()
         # No watch has said that they are gone: a server may answer before it has read them itself.
         if self._store.lacks(self.scope, found):
             await asyncio.sleep(CONFIRM_S)
-            place, found = await self._pages()
-        elif self.place and not found and not self.is_synced:
-            place, found = await self._pages()
-        self._begin_at(place)
+            version, found = await self._pages()
+        elif self.resource_version and not found and not self.is_synced:
+            version, found = await self._pages()
+        self._begin_at(version)
         self._store.replace(self.scope, found)
         self._can_watch = self.is_synced = True
         self.is_refused = False
         self._tell("")
         self._on_change()
 
-    def _begin_at(self, place: str) -> None:
+    def _begin_at(self, version: str) -> None:
         """Watch from this version on. Raises Stale."""
-        if is_older(place, self.place):
-            raise Stale(f"the API server answers with version {place}, and {self.place} was in force already")
-        self.place = place
+        if is_older(version, self.resource_version):
+            raise Stale(
+                f"the API server answers with version {version}, and {self.resource_version} was in force already"
+            )
+        self.resource_version = version
 
     async def _pages(self) -> tuple[str, dict[Key, StoredObject]]:
         """All pages of a list, and the resource version of the first."""
         found: dict[Key, StoredObject] = {}
-        place, continued = "", ""
+        version, continued = "", ""
         kind = f"{self.scope.kind.kind}List"
         for _ in range(MOST_OBJECTS):
             params = self._params(limit=str(self._page))
@@ -186,7 +188,7 @@ class Reflector:
             is_such = page.get("kind", kind) == kind
             if not is_such or not isinstance(metadata, dict) or not isinstance(items, list | None):
                 raise ValueError(f"the answer for {self.path} is no list of kind {kind}")
-            place = place or str(metadata.get("resourceVersion") or "")
+            version = version or str(metadata.get("resourceVersion") or "")
             for item in items or ():
                 key, each = stored(item, self.scope, self.version)
                 found[key] = each
@@ -194,7 +196,7 @@ class Reflector:
                 raise ValueError(f"the API server has more than {MOST_OBJECTS} objects")
             before, continued = continued, metadata.get("continue") or ""
             if not continued:
-                return place, found
+                return version, found
             if continued == before or not isinstance(continued, str):
                 break
         raise ValueError("the API server answers with pages without an end")
@@ -203,7 +205,10 @@ class Reflector:
         """Until the server ends it. Raises ApiError, and what is in UNREACHABLE."""
         longest_s = random.uniform(*WATCH_S)  # noqa: S311 (no secret)
         params = self._params(
-            watch="1", allowWatchBookmarks="true", resourceVersion=self.place, timeoutSeconds=str(int(longest_s))
+            watch="1",
+            allowWatchBookmarks="true",
+            resourceVersion=self.resource_version,
+            timeoutSeconds=str(int(longest_s)),
         )
         has_begun = asyncio.get_running_loop().time()
         try:
@@ -231,13 +236,13 @@ class Reflector:
             self._can_watch = False  # whatever it is: from here on, the same may follow for ever
             raise ApiError.of_status(value)
         version = str(value["metadata"]["resourceVersion"])
-        if is_older(version, self.place):
+        if is_older(version, self.resource_version):
             return
         if what != "BOOKMARK":
             if what not in ("ADDED", "MODIFIED", "DELETED"):
                 raise ValueError("an unknown kind of event")
             self._take_object(what, value)
-        self.place = version
+        self.resource_version = version
         self._tell("")
         self._on_change()
 

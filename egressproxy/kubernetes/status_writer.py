@@ -69,7 +69,8 @@ class StatusWriter:
         self._ours: Mapping[Key, bytes] = {}
         self._due = asyncio.Event()
         self._written: dict[Key, str] = {}  # the version that a write replaced
-        self._told: dict[tuple[str, ...], tuple[str, float]] = {}  # group, kind, namespace -> reason, end of the pause
+        #: Group, kind, namespace -> reason, end of the pause.
+        self._refused: dict[tuple[str, ...], tuple[str, float]] = {}
         self._settled: dict[Key, tuple[bytes, bytes | None]] = {}  # the server's and our status: no retry
         self._names: dict[tuple[str, str], int] = {}  # group, kind -> index in `_NAMES`
         self._tried: dict[tuple[str, str], set[int]] = {}  # indices tried since the last success
@@ -86,7 +87,7 @@ class StatusWriter:
     @property
     def problems(self) -> list[str]:
         """The errors of writes, a sentence for each kind."""
-        return [why for why, _ in self._told.values()]
+        return [why for why, _ in self._refused.values()]
 
     async def run(self) -> None:
         """Run until it is cancelled."""
@@ -125,11 +126,11 @@ class StatusWriter:
                 continue
             if not self._left_s(key):
                 continue
-            wanted = merged(json.loads(held.status or b"{}"), self._named(key, json.loads(ours or b"{}")))
-            if wanted is None:
+            status = merged(json.loads(held.status or b"{}"), self._named(key, json.loads(ours or b"{}")))
+            if status is None:
                 self._settled[key] = (held.status, ours)
             else:
-                yield key, held, wanted, ours
+                yield key, held, status, ours
 
     def _named(self, key: Key, status: dict[str, Any]) -> dict[str, Any]:
         """The status with the names that the server's definition of the kind has."""
@@ -168,7 +169,7 @@ class StatusWriter:
             kind = _KINDS[key[:2]]
             manifest = json.loads(held.manifest)
             api_version = manifest["apiVersion"]
-            place = f"/namespaces/{key[2]}" if kind.is_namespaced else ""
+            scope = f"/namespaces/{key[2]}" if kind.is_namespaced else ""
             metadata = {"name": key[3], "resourceVersion": held.resource_version}
             if kind.is_namespaced:
                 metadata["namespace"] = key[2]
@@ -176,9 +177,9 @@ class StatusWriter:
             try:
                 async with asyncio.timeout(min(left_s, WRITE_S)):
                     made = await self._client.apply(
-                        f"{api_root(api_version)}{place}/{kind.plural}/{key[3]}/status", body
+                        f"{api_root(api_version)}{scope}/{kind.plural}/{key[3]}/status", body
                     )
-                self._told.pop(key[:3], None)
+                self._refused.pop(key[:3], None)
                 self._tried.pop(key[:2], None)
                 self._written[key] = held.resource_version
                 self._settled[key] = (json.dumps(made.get("status") or {}).encode(), ours)
@@ -190,7 +191,7 @@ class StatusWriter:
 
     def _is_forbidden(self, key: Key) -> bool:
         """Whether a write of this kind was forbidden in the object's namespace, and it is too early to try again."""
-        _, until = self._told.get(key[:3], ("", 0.0))
+        _, until = self._refused.get(key[:3], ("", 0.0))
         return until > self._clock()
 
     def _failed(self, key: Key, held: StoredObject, ours: bytes | None, error: ApiError) -> bool:
@@ -202,13 +203,13 @@ class StatusWriter:
         kind = _KINDS[key[:2]]
         resource = kind.resource
         if error.status in _NEVER and self._store.find(key) is held:  # and not deleted meanwhile
-            place = f" in namespace {key[2]}" if key[2] else ""
-            why = f"status of {resource}{place} cannot be written: {error}"
+            scope = f" in namespace {key[2]}" if key[2] else ""
+            why = f"status of {resource}{scope} cannot be written: {error}"
             if error.is_forbidden:
                 why = missing_right("patch", kind.group, f"{kind.plural}/status", key[2])
-            if key[:3] not in self._told:
+            if key[:3] not in self._refused:
                 log.warning("%s", why)
-            self._told[key[:3]] = why, self._clock() + AGAIN_S
+            self._refused[key[:3]] = why, self._clock() + AGAIN_S
         else:
             self._settled[key] = (held.status, ours)
             log.warning("status of %s %s cannot be written: %s", resource, "/".join(filter(None, key[2:])), error)
@@ -225,7 +226,7 @@ def merged(now: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any] | 
     for name, value in ours.items():
         if name not in _SHARED:
             made[name] = _with_times(value, now.get(name))
-            is_other |= not _says(now.get(name), made[name])
+            is_other |= not _includes(now.get(name), made[name])
     for section, owner in _SHARED.items():
         held = now.get(section) or []
         mine = [each for each in held if each.get(owner) == CONTROLLER]
@@ -233,7 +234,7 @@ def merged(now: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any] | 
             fresh = [_with_times(each, _same(each, mine)) for each in ours.get(section, ())]
             others = [] if section in _MERGED else [each for each in held if each.get(owner) != CONTROLLER]
             made[section] = others + fresh
-            is_other |= len(fresh) != len(mine) or not all(any(_says(was, each) for was in mine) for each in fresh)
+            is_other |= len(fresh) != len(mine) or not all(any(_includes(was, each) for was in mine) for each in fresh)
     return made if is_other else None
 
 
@@ -257,14 +258,14 @@ def _with_times(value: Any, held: Any) -> Any:
     return made
 
 
-def _says(now: Any, wanted: Any) -> bool:
+def _includes(now: Any, expected: Any) -> bool:
     """Whether the server's status includes the wanted one; it may have more fields and foreign conditions."""
-    if isinstance(wanted, dict):
-        return isinstance(now, dict) and all(_says(now.get(name), part) for name, part in wanted.items())
-    if isinstance(wanted, list) and all(isinstance(each, dict) for each in wanted):
+    if isinstance(expected, dict):
+        return isinstance(now, dict) and all(_includes(now.get(name), part) for name, part in expected.items())
+    if isinstance(expected, list) and all(isinstance(each, dict) for each in expected):
         held = [each for each in now or () if not _is_foreign(each)] if isinstance(now, list) else []
-        return len(held) == len(wanted) and all(_says(_same(each, held), each) for each in wanted)
-    return bool(now == wanted)
+        return len(held) == len(expected) and all(_includes(_same(each, held), each) for each in expected)
+    return bool(now == expected)
 
 
 def _is_foreign(entry: Any) -> bool:

@@ -33,11 +33,11 @@ _SERVICE: Final = next(kind for kind in CONFIGURED if kind.kind == "Service")
 
 
 def watched_scopes(
-    options: ClusterOptions, kinds: Container[tuple[str, str]], wanted: Collection[Key]
+    options: ClusterOptions, kinds: Container[tuple[str, str]], referenced: Collection[Key]
 ) -> tuple[dict[Scope, Sequence[str]], list[str]]:
     """The scopes to watch, each with its names if it `is_by_name`; and a sentence for each of too many names.
 
-    `kinds` are those of the API server (group and kind), `wanted` the objects that a configuration refers to.
+    `kinds` are those of the API server (group and kind), `referenced` the objects that a configuration refers to.
     """
     scopes: dict[Scope, Sequence[str]] = {}
     too_many: list[str] = []
@@ -48,7 +48,7 @@ def watched_scopes(
         name = (kind.group, kind.kind)
         if name not in kinds or name in _NEVER:
             continue
-        keys = [key for key in wanted if key[:2] == name]
+        keys = [key for key in referenced if key[:2] == name]
         namespaces = (options.namespaces or ("",)) if kind.is_namespaced else ("",)
         if name in _BY_NAME and not (options.secret_selector and kind.is_namespaced):
             scopes.update(_named(kind, keys, namespaces, too_many))
@@ -57,7 +57,7 @@ def watched_scopes(
         if name in _BY_NAME:
             labels = options.secret_selector
         elif name == SLICES:
-            labels = _slices(wanted)
+            labels = _slices(referenced)
             if not labels:
                 continue
         elif name in _WHERE_WANTED and not keys:
@@ -77,8 +77,10 @@ def _named(
     few = FEW_NAMES if sum(map(len, found.values())) <= FEW_NAMES_IN_ALL else 1
     for namespace, names in found.items():
         if len(names) > MOST_NAMES:
-            place = f" of namespace {namespace}" if namespace else ""
-            too_many.append(f"the configuration refers to {len(names)} {kind.kind}s{place}: only {MOST_NAMES} are read")
+            suffix = f" of namespace {namespace}" if namespace else ""
+            too_many.append(
+                f"the configuration refers to {len(names)} {kind.kind}s{suffix}: only {MOST_NAMES} are read"
+            )
         kept = names[:MOST_NAMES]
         if len(kept) <= few:
             yield from ((Scope(kind, namespace, name), ()) for name in kept)
@@ -86,9 +88,9 @@ def _named(
             yield Scope(kind, namespace, is_by_name=True), kept
 
 
-def _slices(wanted: Iterable[Key]) -> str:
+def _slices(referenced: Iterable[Key]) -> str:
     """The selector of the EndpointSlices of all Services that are wanted, "" for none."""
-    names = sorted({key[3] for key in wanted if key[:2] == ("", "Service") and _SERVICE_NAME.fullmatch(key[3])})
+    names = sorted({key[3] for key in referenced if key[:2] == ("", "Service") and _SERVICE_NAME.fullmatch(key[3])})
     if not names:
         return ""
     return f"{OF_SERVICE} in ({','.join(names)})" if len(names) <= FEW_SERVICES else OF_SERVICE

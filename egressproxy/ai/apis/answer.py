@@ -52,15 +52,15 @@ class AiAnswer(JsonMessage):
         """Replace a text. Log probabilities of its tokens, which would tell it, are taken out."""
         super().replace_text(found, text)
         holder, path = self.value, ()
-        places: list[Path] = []
+        paths: list[Path] = []
         for step in found.path:
             if step in _OWN_NAMES:
                 break
             if type(holder) is dict:
-                places += [(*path, name) for name in _PIECES if holder.get(name)]
+                paths += [(*path, name) for name in _PIECES if holder.get(name)]
             holder, path = holder[step], (*path, step)  # type: ignore[assignment]
-        for place in places:
-            self.put(place, [] if type(self.at(place)) is list else None)
+        for piece_path in paths:
+            self.put(piece_path, [] if type(self.at(piece_path)) is list else None)
 
 
 def model_of(value: Any) -> str:

@@ -71,12 +71,12 @@ def error_object(
     if api in _BEDROCK:
         return {"message": message, **more}
     if api is Api.GEMINI:
-        told: dict[str, Any] = {"code": status, "message": message, "status": _google_status(status)}
+        error: dict[str, Any] = {"code": status, "message": message, "status": _google_status(status)}
         if code is not None:
             details = {name: str(value) for name, value in more.items()}
             info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": code, "domain": "egressproxy.io"}
-            told["details"] = [{**info, "metadata": details}]
-        return {"error": told}
+            error["details"] = [{**info, "metadata": details}]
+        return {"error": error}
     kind = _kind(api, status)
     if api is Api.ANTHROPIC:
         return {"type": "error", "error": {"type": kind, "message": message, **more}}

@@ -170,12 +170,12 @@ def status_of_failure(error: Any) -> int:
     """
     if type(error) is not dict:
         return 500
-    said = [error.get(name) for name in ("code", "status", "type", "reason")]
-    for each in said:
+    values = [error.get(name) for name in ("code", "status", "type", "reason")]
+    for each in values:
         number = int(each) if type(each) is str and each.isdecimal() and len(each) == 3 else each
         if type(number) is int and 400 <= number < 600:
             return number
-    words = [each for each in said if type(each) is str and each]
+    words = [each for each in values if type(each) is str and each]
     for word in words:
         plain = _NO_LETTERS.sub("", word.lower())
         found = _STATUSES.get(_END.sub("", plain)) or _STATUSES.get(plain)

@@ -112,10 +112,10 @@ def reading(text: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS, strin
     return (yield from _LongReader(decoded, parts, commas, strings).reading())
 
 
-def checking(text: bytes, parts: int, commas: int, strings: int = MAX_STRINGS) -> Work[str]:
+def checking(text: bytes, parts: int, commas: int) -> Work[str]:
     """This text, decoded, once it was read in turns as `loads` reads it. Raises Unreadable as `reading` does."""
     decoded = yield from decoding(text)
-    yield from _loading(text, decoded, parts, commas, strings)
+    yield from _loading(text, decoded, parts, commas, MAX_STRINGS)
     return decoded
 
 
@@ -151,16 +151,16 @@ def decoding(text: bytes) -> Work[str]:
     """This text, read as UTF-8 in turns. Raises Unreadable."""
     if text.isascii():
         return text.decode()
-    decode, said = getincrementaldecoder("utf-8")().decode, list[str]()
+    decode, pieces = getincrementaldecoder("utf-8")().decode, list[str]()
     for begin in range(0, len(text), _LONG_STRING):
         end = begin + _LONG_STRING
         try:
-            said.append(decode(text[begin:end], end >= len(text)))
+            pieces.append(decode(text[begin:end], end >= len(text)))
         except UnicodeDecodeError:
             break
         yield
     else:
-        return "".join(said)
+        return "".join(pieces)
     try:
         return text.decode()
     except UnicodeDecodeError as error:
@@ -292,11 +292,11 @@ class _LongReader:
 
     def _long_string(self) -> Work[str]:
         """The string that begins here, in pieces. Raises ValueError."""
-        text, at, said = self._text, self._at + 1, list[str]()
+        text, at, pieces = self._text, self._at + 1, list[str]()
         while True:
-            found = _WHOLE_CHARACTERS.match(text, at, at + _LONG)
-            assert found is not None
-            end = found.end()
+            match = _WHOLE_CHARACTERS.match(text, at, at + _LONG)
+            assert match is not None
+            end = match.end()
             if end == at and text[at : at + 1] != '"':
                 raise _no_json(text, at)
             piece = scanstring(f'{text[at:end]}"', 0)[0]
@@ -304,24 +304,24 @@ class _LongReader:
                 piece, end = piece[:-1], end - _HALF  # keep the surrogate pair together
             if self._is_strict:
                 check_halves(piece)
-            said.append(piece)
+            pieces.append(piece)
             at = end
             if text[at : at + 1] == '"':
                 self._at = at + 1
-                return "".join(said)
+                return "".join(pieces)
             yield
 
     def _took_run(self, holder: list[Any]) -> bool:
         """Add the next plain strings, numbers and words to this array, except the last. False: there are none."""
-        found = _RUN.match(self._text, self._at, self._at + 4 * _WINDOW)
-        if found is None:
+        match = _RUN.match(self._text, self._at, self._at + 4 * _WINDOW)
+        if match is None:
             return False
-        run = found[0]
+        run = match[0]
         values, _ = self._scan(f"[{run}0]", 0)
         values.pop()
         holder += values
         self._count(0, len(values), run.count('"') // 2)
-        self._at = found.end()
+        self._at = match.end()
         self._skip()
         return True
 
@@ -366,10 +366,10 @@ class _LongReader:
             raise Unreadable("it has too many parts to be read here")
 
     def _skip(self) -> None:
-        found = _SKIPPED.match(self._text, self._at, self._at + _MAX_BLANKS)
-        assert found is not None
-        self._at = found.end()
-        if found.end() - found.start() == _MAX_BLANKS:
+        match = _SKIPPED.match(self._text, self._at, self._at + _MAX_BLANKS)
+        assert match is not None
+        self._at = match.end()
+        if match.end() - match.start() == _MAX_BLANKS:
             raise Unreadable(f"it has {_MAX_BLANKS} blanks in one place")
 
 

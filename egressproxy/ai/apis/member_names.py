@@ -74,8 +74,8 @@ class Members:
 def spelling_fault(key: str, name: str, path: Iterable[str | int]) -> str:
     """What is wrong with a member `key` of the object to which this path leads: a clause for "it"."""
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
-    place = f" in {steps[:_SHOWN]!a}" if steps else ""
-    return f"it has {key[:_SHOWN]!a}{place}, which some servers take for `{name}`: write `{name}`"
+    location = f" in {steps[:_SHOWN]!a}" if steps else ""
+    return f"it has {key[:_SHOWN]!a}{location}, which some servers take for `{name}`: write `{name}`"
 
 
 # --- JSON-RPC, as MCP has it --------------------------------------------------------------------------------------

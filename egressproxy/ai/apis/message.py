@@ -244,15 +244,15 @@ def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool | None]:
             yield from _calls_spelled_otherwise(value, path, key)
         name, passed = value.get("name"), _PASSED
         if type(name) is str:
-            said: Any = None
+            arguments: Any = None
             if "arguments" in value:
-                said = value["arguments"]
+                arguments = value["arguments"]
             elif str(value.get("type")) in _CALL_TYPES or key in _CALL_KEYS or _is_custom(value, key):
-                said = value.get("input", value.get("args", {}))
+                arguments = value.get("input", value.get("args", {}))
             elif name and (value.get("type") in _ITEM_TYPES or _is_in_calls(path)):
-                said = {}  # arguments may follow in a stream, or are none
-            if said is not None:
-                yield CalledTool(name, _id_of(value), _parsed(said), path)
+                arguments = {}  # arguments may follow in a stream, or are none
+            if arguments is not None:
+                yield CalledTool(name, _id_of(value), _parsed(arguments), path)
                 passed = _PASSED_IN_CALLS  # another call may be beside its arguments: a client takes which it likes
         for each_key, each in value.items():
             if (type(each) is dict or type(each) is list) and each_key not in passed:
@@ -297,8 +297,8 @@ def _id_of(value: Mapping[str, Any]) -> str:
     return ""
 
 
-def _parsed(said: Any) -> Any:
-    if type(said) is not str:
-        return said
-    found = inner_json(said)
-    return said if found is None else found
+def _parsed(arguments: Any) -> Any:
+    if type(arguments) is not str:
+        return arguments
+    found = inner_json(arguments)
+    return arguments if found is None else found

@@ -136,10 +136,10 @@ def add_usage_of_answer(exchange: Exchange, body: bytes) -> None:
         return
     view = exchange.state.get(_VIEW)
     try:
-        said = view.value if view is not None and view.source is body and not view.is_changed else loads(body)
+        value = view.value if view is not None and view.source is body and not view.is_changed else loads(body)
     except Unreadable:
         return
-    usage = usage_of(said)
+    usage = usage_of(value)
     if usage is not None:
         exchange.keep(_USAGE, usage)
 

@@ -144,18 +144,21 @@ def delta_event(event: StreamEvent, delta: TextDelta, text: str) -> tuple[str, d
     value, path = event.value, delta.path
     if path[0] == "choices":
         choice = value["choices"][path[1]]
-        told: dict[str, Any] = {"index": choice.get("index", path[1])}
+        event_part: dict[str, Any] = {"index": choice.get("index", path[1])}
         if path[2] == "text":
-            told["text"] = text
+            event_part["text"] = text
         else:
-            told["delta"] = _chat_delta(choice["delta"], path[3:], text)
-        told["finish_reason"] = None
-        return "", {**{key: each for key, each in value.items() if key not in ("choices", "usage")}, "choices": [told]}
+            event_part["delta"] = _chat_delta(choice["delta"], path[3:], text)
+        event_part["finish_reason"] = None
+        return "", {
+            **{key: each for key, each in value.items() if key not in ("choices", "usage")},
+            "choices": [event_part],
+        }
     if path[0] == "candidates":
         part = {"text": text, **({"thought": True} if delta.channel.kind is TextKind.REASONING else {})}
-        told = {"content": {"role": "model", "parts": [part]}, "index": delta.channel.group[1]}
+        event_part = {"content": {"role": "model", "parts": [part]}, "index": delta.channel.group[1]}
         kept = {key: value[key] for key in ("modelVersion", "responseId") if key in value}
-        return "", {"candidates": [told], **kept}
+        return "", {"candidates": [event_part], **kept}
     if path[0] == "content_block":
         kind, key = ("text_delta", "text") if path[1] == "text" else ("thinking_delta", "thinking")
         return "content_block_delta", {
@@ -310,8 +313,8 @@ def _responses(value: dict[str, Any], type_: str, event: StreamEvent) -> None:
         return  # binary data
     if type_ in _RESPONSE_ENDS:
         event.ends.append(EVERY)
-    for told in _found(value, ()):
-        found = told
+    for candidate in _found(value, ()):
+        found = candidate
         if found.inner:  # arguments were told in pieces as the text that they are
             holder = _holder(value, found.path)
             found = found._replace(inner=(), text=holder[found.path[-1]])

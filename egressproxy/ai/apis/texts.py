@@ -23,8 +23,6 @@ class TextRole(str, Enum):
 
 
 class TextKind(str, Enum):
-    """What a text is."""
-
     TEXT = "text"
     REFUSAL = "refusal"
     REASONING = "reasoning"
@@ -105,8 +103,8 @@ _CALL_TYPES: Final = frozenset(("tool_use", "server_tool_use", "mcp_tool_use", "
 
 def where(path: Path) -> str:
     """A path as people write it: `messages[2].content[0].text`."""
-    said = "".join(f"[{step}]" if type(step) is int else f".{step}" for step in path)
-    return said.removeprefix(".")
+    steps = "".join(f"[{step}]" if type(step) is int else f".{step}" for step in path)
+    return steps.removeprefix(".")
 
 
 def found_texts(value: Any) -> Iterator[Found]:
@@ -145,16 +143,16 @@ def _walk(value: Any, path: Path, role: TextRole, kind: TextKind) -> Iterator[Fo
 
 
 def _members(value: dict[str, Any], path: Path, role: TextRole, kind: TextKind) -> Iterator[Found]:
-    said, type_ = value.get("role"), value.get("type")
-    if len(value) == 2 and path and type(said) is str and type(text := value.get("content")) is str:
+    role_name, type_ = value.get("role"), value.get("type")
+    if len(value) == 2 and path and type(role_name) is str and type(text := value.get("content")) is str:
         if text:  # nearly all messages
-            role = _ROLES.get(said, TextRole.USER)
+            role = _ROLES.get(role_name, TextRole.USER)
             yield Found((*path, "content"), (), role, TextKind.RESULT if role is TextRole.TOOL else kind, text)
         return
     if type(type_) is not str:
         type_ = ""
-    if type(said) is str:
-        role = _ROLES.get(said, TextRole.USER)
+    if type(role_name) is str:
+        role = _ROLES.get(role_name, TextRole.USER)
         if role is TextRole.TOOL:
             kind = TextKind.RESULT
     if type_ in _RESULT_TYPES:
@@ -208,14 +206,14 @@ def _arguments(text: str, path: Path) -> Iterator[Found]:
     if value is None:
         yield Found(path, (), TextRole.ASSISTANT, TextKind.ARGUMENTS, text)
         return
-    for inner, said in _strings(value, ()):
-        yield Found(path, inner, TextRole.ASSISTANT, TextKind.ARGUMENTS, said)
+    for inner, string in _strings(value, ()):
+        yield Found(path, inner, TextRole.ASSISTANT, TextKind.ARGUMENTS, string)
 
 
 def _all(value: Any, path: Path, role: TextRole, kind: TextKind) -> Iterator[Found]:
     """Every string: what is inside of arguments and results has no names that are known."""
-    for inner, said in _strings(value, path):
-        yield Found(inner, (), role, kind, said)
+    for inner, string in _strings(value, path):
+        yield Found(inner, (), role, kind, string)
 
 
 def _strings(value: Any, path: Path) -> Iterator[tuple[Path, str]]:

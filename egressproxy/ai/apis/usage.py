@@ -34,17 +34,17 @@ def usage_of(value: Any) -> TokenUsage | None:
         metrics = value["amazon-bedrock-invocationMetrics"]
         if type(metrics) is dict:
             return TokenUsage(_count(metrics, "inputTokenCount"), _count(metrics, "outputTokenCount"))
-    told = value.get("usage")
-    if type(told) is dict:
-        return _told(told)
+    usage = value.get("usage")
+    if type(usage) is dict:
+        return _usage(usage)
     for holder in (value, value.get("response"), value.get("message")):
         if type(holder) is dict:
-            told = holder.get("usage")
-            if type(told) is dict:
-                return _told(told)
-            told = holder.get("usageMetadata")
-            if type(told) is dict:
-                return _gemini(told)
+            usage = holder.get("usage")
+            if type(usage) is dict:
+                return _usage(usage)
+            usage = holder.get("usageMetadata")
+            if type(usage) is dict:
+                return _gemini(usage)
     return None
 
 
@@ -61,59 +61,61 @@ def merged(before: TokenUsage | None, after: TokenUsage | None) -> TokenUsage | 
     )
 
 
-def _told(told: dict[str, Any]) -> TokenUsage:
-    if "inputTokens" in told or "outputTokens" in told:  # Bedrock: what is cached is told beside the input
-        cached, written = _count(told, "cacheReadInputTokens"), _count(told, "cacheWriteInputTokens")
-        return TokenUsage(_count(told, "inputTokens") + cached + written, _count(told, "outputTokens"), cached, written)
-    if "prompt_tokens" in told:
-        if "prompt_tokens_details" not in told and "completion_tokens_details" not in told:
-            asked, answered = told["prompt_tokens"], told.get("completion_tokens")
+def _usage(usage: dict[str, Any]) -> TokenUsage:
+    if "inputTokens" in usage or "outputTokens" in usage:  # Bedrock: what is cached is told beside the input
+        cached, written = _count(usage, "cacheReadInputTokens"), _count(usage, "cacheWriteInputTokens")
+        return TokenUsage(
+            _count(usage, "inputTokens") + cached + written, _count(usage, "outputTokens"), cached, written
+        )
+    if "prompt_tokens" in usage:
+        if "prompt_tokens_details" not in usage and "completion_tokens_details" not in usage:
+            asked, answered = usage["prompt_tokens"], usage.get("completion_tokens")
             if type(asked) is int is type(answered) and 0 < asked < _MOST and 0 < answered < _MOST:  # nearly all
                 return TokenUsage(asked, answered)
-            return TokenUsage(_count(told, "prompt_tokens"), _count(told, "completion_tokens"))
-        details, more = _object(told, "prompt_tokens_details"), _object(told, "completion_tokens_details")
+            return TokenUsage(_count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
+        details, more = _object(usage, "prompt_tokens_details"), _object(usage, "completion_tokens_details")
         return TokenUsage(
-            _count(told, "prompt_tokens"),
-            _count(told, "completion_tokens"),
+            _count(usage, "prompt_tokens"),
+            _count(usage, "completion_tokens"),
             _count(details, "cached_tokens"),
             _count(details, "cache_write_tokens"),
             _count(more, "reasoning_tokens"),
         )
-    details, more = _object(told, "input_tokens_details"), _object(told, "output_tokens_details")
-    if "cache_read_input_tokens" in told or "cache_creation_input_tokens" in told:  # Anthropic: as Bedrock
-        cached, written = _count(told, "cache_read_input_tokens"), _count(told, "cache_creation_input_tokens")
-        whole = _count(told, "input_tokens") + cached + written
-        return TokenUsage(whole, _count(told, "output_tokens"), cached, written, _count(more, "thinking_tokens"))
-    if "total_tokens" in told and "input_tokens" not in told:  # all that some servers tell of embeddings
-        output = _count(told, "completion_tokens")
-        return TokenUsage(max(_count(told, "total_tokens") - output, 0), output)
+    details, more = _object(usage, "input_tokens_details"), _object(usage, "output_tokens_details")
+    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:  # Anthropic: as Bedrock
+        cached, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
+        whole = _count(usage, "input_tokens") + cached + written
+        return TokenUsage(whole, _count(usage, "output_tokens"), cached, written, _count(more, "thinking_tokens"))
+    if "total_tokens" in usage and "input_tokens" not in usage:  # all that some servers tell of embeddings
+        output = _count(usage, "completion_tokens")
+        return TokenUsage(max(_count(usage, "total_tokens") - output, 0), output)
     return TokenUsage(
-        _count(told, "input_tokens"),
-        _count(told, "output_tokens"),
+        _count(usage, "input_tokens"),
+        _count(usage, "output_tokens"),
         _count(details, "cached_tokens"),
         _count(details, "cache_write_tokens"),
         _count(more, "reasoning_tokens") or _count(more, "thinking_tokens"),
     )
 
 
-def _gemini(told: dict[str, Any]) -> TokenUsage:
-    thoughts = _count(told, "thoughtsTokenCount")
+def _gemini(usage: dict[str, Any]) -> TokenUsage:
+    thoughts = _count(usage, "thoughtsTokenCount")
     return TokenUsage(
-        _count(told, "promptTokenCount") + _count(told, "toolUsePromptTokenCount"),
-        _count(told, "candidatesTokenCount") + thoughts,
-        _count(told, "cachedContentTokenCount"),
+        _count(usage, "promptTokenCount") + _count(usage, "toolUsePromptTokenCount"),
+        _count(usage, "candidatesTokenCount") + thoughts,
+        _count(usage, "cachedContentTokenCount"),
         0,
         thoughts,
     )
 
 
-def _count(told: dict[str, Any], name: str) -> int:
-    found = told.get(name)
+def _count(usage: dict[str, Any], name: str) -> int:
+    found = usage.get(name)
     if type(found) is not int or found <= 0:
         return 0
     return found if found < _MOST else _MOST
 
 
-def _object(told: dict[str, Any], name: str) -> dict[str, Any]:
-    found = told.get(name)
+def _object(usage: dict[str, Any], name: str) -> dict[str, Any]:
+    found = usage.get(name)
     return found if type(found) is dict else {}

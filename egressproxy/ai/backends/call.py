@@ -361,14 +361,14 @@ class AiCall(RequestAdapter, ErrorForm):
 
     def log_fields(self) -> dict[str, object]:
         """The fields for the access log, as far as they are known."""
-        said = {
+        fields = {
             "ai_api": self.api.value if self.api is not None else "",
             "ai_backend_api": self.backend_api.value if self.backend_api is not None else "",
             "ai_model": self._model[:_LOGGED],
             "ai_backend_model": self._sent.sent_model[:_LOGGED],
             "ai_dropped": list(self.dropped),
         }
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in fields.items() if value}
 
 
 def _bad(why: str) -> UpstreamFault:

@@ -33,13 +33,13 @@ class AiEndpoint(ProviderEndpoint):
     @classmethod
     def of(cls, weighted: WeightedBackend) -> AiEndpoint | None:
         """That of a backend of a rule; None where it says nothing."""
-        said = weighted.backend.ai if weighted.backend is not None else None
-        if said is None and not weighted.model_alias and not weighted.model_aliases:
+        ai = weighted.backend.ai if weighted.backend is not None else None
+        if ai is None and not weighted.model_alias and not weighted.model_aliases:
             return None
-        apis = tuple(map(Api, said.apis)) if said is not None else ()
-        prefix = said.prefix.encode() if said is not None else b""
-        longest = said.max_body_bytes if said is not None else MAX_BUFFERED_BYTES
-        drops = said is not None and said.drops
+        apis = tuple(map(Api, ai.apis)) if ai is not None else ()
+        prefix = ai.prefix.encode() if ai is not None else b""
+        longest = ai.max_body_bytes if ai is not None else MAX_BUFFERED_BYTES
+        drops = ai is not None and ai.drops
         return cls(apis, prefix, drops, longest, weighted.model_alias, dict(weighted.model_aliases))
 
     @property
@@ -71,26 +71,26 @@ class AiEndpoint(ProviderEndpoint):
         """For explanations: `apis`, `prefix`, `untranslatable` where it is Refuse, `modelAlias` and `modelAliases`, as
         far as they are said.
         """
-        said: dict[str, object] = {
+        values: dict[str, object] = {
             "apis": [api.value for api in self.apis],
             "prefix": self.prefix.decode(),
             "untranslatable": "Refuse" if self.apis and not self.drops else "",
             "modelAlias": self._alias,
             "modelAliases": self._aliases,
         }
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in values.items() if value}
 
     def sentence(self, path: bytes) -> str:
         api = api_of(path) if path else None
         target = self.api_for(api)
         if api is None or target is None or target is api:
-            said = "goes as it is" if api is None else f"{api.value} goes as it is"
+            sentence = "goes as it is" if api is None else f"{api.value} goes as it is"
         else:
-            said = f"{api.value} is translated to {target.value} (POST {self.path_of(target).decode()})"
+            sentence = f"{api.value} is translated to {target.value} (POST {self.path_of(target).decode()})"
         names = [f"{sent} for {asked}" for asked, sent in self._aliases.items()]
         if self._alias:
             names.append(f"{self._alias} for {'every other model' if names else 'every model'}")
-        return f"{said}, asks for {', '.join(names)}" if names else said
+        return f"{sentence}, asks for {', '.join(names)}" if names else sentence
 
 
 def endpoint_of(backend: RouteBackend) -> AiEndpoint | None:

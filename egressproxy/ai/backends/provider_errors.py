@@ -42,13 +42,13 @@ class ProviderCall(ErrorForm):
 
     def error_in_stream(self, kind: bytes, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
         more = {name: value for name, value in about.items() if name not in _OWN}
-        return error_in_stream(self.api, kind, error.status, _said(error), error.reason.value, more)
+        return error_in_stream(self.api, kind, error.status, _message(error), error.reason.value, more)
 
 
 def told_in_shape(api: Api, error: GatewayError, about: dict[str, object], field: str | None = None) -> bytes:
     """The body of this error in the shape of an API, with what else our errors tell (`about`)."""
     more = {name: value for name, value in about.items() if name not in _OWN}
-    return dumps(error_object(api, error.status, _said(error), field, error.reason.value, more))
+    return dumps(error_object(api, error.status, _message(error), field, error.reason.value, more))
 
 
 def provider_call(exchange: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall | None:
@@ -72,6 +72,6 @@ def provider_call(exchange: Exchange, backends: Sequence[RouteBackend]) -> Provi
     return None
 
 
-def _said(error: GatewayError) -> str:
+def _message(error: GatewayError) -> str:
     """SDKs show the message alone: what the client can do stands in it."""
     return f"{error.message} ({error.remedy})" if error.remedy else error.message

@@ -43,27 +43,29 @@ def cache_control(fields: Fields) -> dict[str, str]:
 
 def may_store(fields: Fields, *, is_authorized: bool, is_get: bool) -> bool:
     """Whether the response with this head may be stored. `is_authorized`: the request has Authorization."""
-    told = cache_control(fields)
-    if "no-store" in told or "private" in told or b"set-cookie" in fields:
+    directives = cache_control(fields)
+    if "no-store" in directives or "private" in directives or b"set-cookie" in fields:
         return False
     if b"*" in b",".join(fields.get_all(b"vary")):
         return False
-    if "no-transform" in told and b"content-encoding" in fields:
+    if "no-transform" in directives and b"content-encoding" in fields:
         return False  # the store has decoded content: RFC 9111 section 5.2.2.6
     if not is_get:
         return True
-    return "no-cache" not in told and (not is_authorized or any(name in told for name in _PERMITS_AUTHORIZED))
+    return "no-cache" not in directives and (
+        not is_authorized or any(name in directives for name in _PERMITS_AUTHORIZED)
+    )
 
 
 def lifetime_s(fields: Fields, ttl_s: float, *, is_get: bool) -> float:
     """The lifetime of a response in seconds: the response's own, at most `ttl_s`. Source: section 4.2.1."""
     if not is_get:
         return ttl_s
-    told = cache_control(fields)
+    directives = cache_control(fields)
     for name in ("s-maxage", "max-age"):
-        if name in told:
-            said = told[name]  # invalid: stale (section 4.2.1)
-            return min(ttl_s, float(said) if said.isascii() and said.isdigit() else 0.0)
+        if name in directives:
+            seconds = directives[name]  # invalid: stale (section 4.2.1)
+            return min(ttl_s, float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0)
     if b"expires" in fields:
         return min(ttl_s, _until(fields.get(b"expires"), fields.get(b"date")))
     return ttl_s

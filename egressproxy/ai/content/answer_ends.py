@@ -77,11 +77,11 @@ class BegunResponse:
         """The response that was cut, with the sent texts; without them beyond MAX_SENT."""
         contents: dict[int, list[tuple[object, dict[str, Any]]]] = {}
         for channel, pieces in self._texts.items() if self._size <= MAX_SENT else ():
-            output, place, *_ = channel.group
+            output, index, *_ = channel.group
             if type(output) is int:
                 kind, name = _PARTS[channel.part]
                 part = {"type": kind, name: "".join(pieces), **({"annotations": []} if name == "text" else {})}
-                contents.setdefault(output, []).append((place, part))
+                contents.setdefault(output, []).append((index, part))
         output_items = [
             {
                 "id": self._items.get(output, ""), "type": "message", "role": "assistant", "status": "incomplete",
@@ -104,9 +104,9 @@ def written_end(end: AnswerEnd, channels: list[Channel], begun: BegunResponse) -
         head = {"id": "chatcmpl-filtered", "object": "chat.completion.chunk", "created": 0, "model": ""}
         return _event("", {**head, "choices": choices}) + b"data: [DONE]\n\n"
     if end is AnswerEnd.ANTHROPIC:
-        told = {"delta": {"stop_reason": "refusal", "stop_sequence": None}, "usage": {"output_tokens": 0}}
+        fields = {"delta": {"stop_reason": "refusal", "stop_sequence": None}, "usage": {"output_tokens": 0}}
         open_block = [_named({"type": "content_block_stop", "index": number}) for number in numbers[-1:]]
-        return b"".join([*open_block, _named({"type": "message_delta", **told}), _named({"type": "message_stop"})])
+        return b"".join([*open_block, _named({"type": "message_delta", **fields}), _named({"type": "message_stop"})])
     if end is AnswerEnd.RESPONSES:
         return _named({"type": "response.incomplete", "sequence_number": 0, "response": begun.cut()})
     if end is AnswerEnd.GEMINI:

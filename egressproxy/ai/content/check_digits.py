@@ -139,8 +139,8 @@ def _verhoeff() -> tuple[bytes, bytes]:
     made = []
     for first in (0, 4):
         come_to = bytes([0])
-        for place in range(first, first + 4):
-            permuted = [int(_PLACES[place][digit]) for digit in range(10)]
+        for position in range(first, first + 4):
+            permuted = [int(_PLACES[position][digit]) for digit in range(10)]
             come_to = bytes([_PRODUCTS[before][each] for each in permuted for before in come_to])
         made.append(come_to)
     return made[0], made[1]
@@ -159,5 +159,5 @@ def is_resident_id_of_china(text: str) -> bool:
     """A Chinese resident identity number: region, date of birth, order, ISO/IEC 7064 MOD 11-2 (GB 11643)."""
     if re.fullmatch(r"[1-8]\d{5}(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\d{3}[\dX]", text) is None:
         return False
-    total = sum(int(digit) * (2 ** (17 - place) % 11) for place, digit in enumerate(text[:17]))
+    total = sum(int(digit) * (2 ** (17 - position) % 11) for position, digit in enumerate(text[:17]))
     return "10X98765432"[total % 11] == text[17]

@@ -57,28 +57,28 @@ def scanner_of(
     Of what is the same text and could be two things, the first in the order of ENTITIES is taken; own patterns come
     before all. Raises ValueError for an entity, region or country that is not known, and for a wrong expression.
     """
-    wanted = frozenset(entities)
-    for entity in sorted(wanted - ENTITIES.keys()):
+    names = frozenset(entities)
+    for entity in sorted(names - ENTITIES.keys()):
         raise ValueError(f"{entity!r} is no entity; known are {', '.join(ENTITIES)}, and the names of `patterns`")
     check_countries(countries)
     own = list(patterns)
     detectors: list[Detector] = [OwnPatterns(own)] if own else []
-    if wanted & KEYS:
-        detectors.append(SecretKeys(wanted & KEYS))
-    if "EMAIL" in wanted:
+    if names & KEYS:
+        detectors.append(SecretKeys(names & KEYS))
+    if "EMAIL" in names:
         detectors.append(Emails())
     numbers: list[tuple[str, NumberKind, str]] = []
     letters: list[tuple[str, NumberKind, tuple[bytes, ...]]] = []
-    if "CARD" in wanted:
+    if "CARD" in names:
         numbers.append(("CARD", card_at, CARD_FORM))
-    if "IBAN" in wanted:
+    if "IBAN" in names:
         letters.append(("IBAN", iban_at, IBAN_SHAPES))
-    if "NATIONAL_ID" in wanted:
+    if "NATIONAL_ID" in names:
         numbers += [("NATIONAL_ID", *form) for form in numbers_of(countries)]
         letters += [("NATIONAL_ID", *form) for form in lettered_of(countries)]
-    if "IP_ADDRESS" in wanted:
+    if "IP_ADDRESS" in names:
         detectors.append(IPAddresses())
-    if "PHONE" in wanted:
+    if "PHONE" in names:
         from egressproxy.ai.content.phones import Phones
 
         phones = Phones(regions)

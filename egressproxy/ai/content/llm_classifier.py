@@ -85,12 +85,12 @@ class LlmClassifier:
             answer = await self._call.request(b"POST", path, _FIELDS, body, timeout_s=settings.timeout, x=exchange)
             if answer.status != 200:
                 raise ClassifierAbsent(f"the judge has answered with status {answer.status}")
-            said = loads(answer.body)
+            value = loads(answer.body)
         except CallFailed as error:
             raise ClassifierAbsent(f"the judge has not answered: {error}") from None
         except Unreadable:
             raise ClassifierAbsent("the judge's answer is not JSON") from None
-        verdict = _said_in_chat(said) if is_chat else in_object(said, "action")
+        verdict = _said_in_chat(value) if is_chat else in_object(value, "action")
         if type(verdict) is str:
             if _UNSAFE.match(verdict) is not None:
                 return True

@@ -44,7 +44,7 @@ def _finder(compiled: re.Pattern[str], check: Callable[[str], bool] | None) -> N
 
 def _is_ahv(digits: str) -> bool:
     """EAN-13."""
-    return sum(int(digit) * (3 if place % 2 else 1) for place, digit in enumerate(digits)) % 10 == 0
+    return sum(int(digit) * (3 if position % 2 else 1) for position, digit in enumerate(digits)) % 10 == 0
 
 
 _NUMBERS: Final[dict[str, _Form]] = {

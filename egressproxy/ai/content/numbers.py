@@ -91,12 +91,12 @@ def card_at(text: str, at: int) -> int:
     match = _CARD.match(text, at)
     if match is None:
         return 0
-    said, end = match[0], match.end()
-    digits = said.replace(" ", "").replace("-", "").replace(".", "")
+    number, end = match[0], match.end()
+    digits = number.replace(" ", "").replace("-", "").replace(".", "")
     size = len(digits)
     if size <= _LONGEST and is_card(digits):
         return end
-    groups = _CARD_SEPARATORS.split(said)
+    groups = _CARD_SEPARATORS.split(number)
     while True:
         last = len(groups.pop())
         size -= last

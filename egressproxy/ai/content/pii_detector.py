@@ -380,8 +380,8 @@ class PIIDetector(ContentFilter):
         found: list[Span] = []
         done = 0
         for start in range(0, len(text), SLICE):
-            decided, places = stream.take(text[start : start + SLICE], start + SLICE >= len(text))
-            found += [Span(s + done, e + done, entity, s + done) for s, e, entity, _ in places]
+            decided, spans = stream.take(text[start : start + SLICE], start + SLICE >= len(text))
+            found += [Span(s + done, e + done, entity, s + done) for s, e, entity, _ in spans]
             if len(found) > _MAX_VALUES:
                 return None
             done += len(decided)

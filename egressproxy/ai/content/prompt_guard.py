@@ -236,8 +236,8 @@ class PromptGuard(ContentFilter):
         if kind_of(fields) not in (BodyKind.JSON, BodyKind.UNKNOWN):
             return False
         _ = request_view(exchange, data) if direction == "request" else answer_view(exchange, data)  # it can be read
-        said = strings_of(data)
-        return said is not None and not self._may_be_denied(said, direction)
+        texts = strings_of(data)
+        return texts is not None and not self._may_be_denied(texts, direction)
 
     def _may_be_denied(self, text: str, direction: Direction) -> bool:
         """Whether a rule may deny one of the texts joined in `text`; false positives are possible."""
@@ -339,7 +339,7 @@ class PromptGuard(ContentFilter):
         texts: list[str] = []
         found: list[Found] = []
         # Positions in the JSON's order. A prefill of the response (Anthropic) belongs to the newest turn.
-        places: dict[Path, int] = {}
+        turns: dict[Path, int] = {}
         last, of_model = -1, list[int]()
         for part in document.texts():
             yield
@@ -349,14 +349,14 @@ class PromptGuard(ContentFilter):
             each = _by_its_sayer(part.found)
             found.append(each)
             if each.role is not TextRole.NONE:
-                place = places.setdefault(each.path[:2], len(places))
+                turn = turns.setdefault(each.path[:2], len(turns))
                 if each.role is TextRole.ASSISTANT:
-                    of_model.append(place)
+                    of_model.append(turn)
                 else:
-                    last = max(last, place)
-        if not places:
+                    last = max(last, turn)
+        if not turns:
             return _Texts([(text, True) for text in texts], [])
-        newest = 1 + max((place for place in of_model if place < last), default=-1)
+        newest = 1 + max((turn for turn in of_model if turn < last), default=-1)
         is_everybody = self._asks_everybody or _has_other_roles(exchange, data)
         made = _Texts([], [])
         found.reverse()
@@ -365,7 +365,7 @@ class PromptGuard(ContentFilter):
             each = found.pop()
             if each.role is not TextRole.NONE:
                 if is_everybody or each.role in self._roles:
-                    made.spoken.append((each.text, places[each.path[:2]] >= newest))
+                    made.spoken.append((each.text, turns[each.path[:2]] >= newest))
             elif is_everybody:
                 made.others.append(each.text)
         return made

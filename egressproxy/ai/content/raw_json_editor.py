@@ -127,10 +127,10 @@ class RawJsonEditor:
         done = 0
         for start, stop, entity, _ in found:
             value = text[start:stop]
-            said = replace(entity, value)
-            if said != value:
+            replacement = replace(entity, value)
+            if replacement != value:
                 pieces.append(source[done : index[start]])
-                pieces.append(said)
+                pieces.append(replacement)
                 done = index[stop]
         pieces.append(source[done:])
         return "".join(pieces).encode() if done else self._body

@@ -132,15 +132,14 @@ class _WatchedAnswer(CircularNote):
         self.editor = self.reader = None  # they tell this object of each channel
 
     def function(self, channel: Channel) -> _Watched:
-        """What looks at a channel."""
         self.channels.append(channel)
         self.end = end_of(channel)
         is_fixed = channel.is_signed or channel.kind is TextKind.ARGUMENTS
         has_escapes = channel.kind is TextKind.ARGUMENTS
-        told = channel if self.end is AnswerEnd.RESPONSES else None
-        return _Watched(self, self._filter.scanner, is_fixed=is_fixed, has_escapes=has_escapes, channel=told)
+        kept_channel = channel if self.end is AnswerEnd.RESPONSES else None
+        return _Watched(self, self._filter.scanner, is_fixed=is_fixed, has_escapes=has_escapes, channel=kept_channel)
 
-    def said(self, decided: str, entity: str, at: int, *, is_fixed: bool) -> str:
+    def released(self, decided: str, entity: str, at: int, *, is_fixed: bool) -> str:
         """What of a decided text goes on: an `entity` ("" for none) begins at `at`."""
         if is_fixed:
             if entity:
@@ -197,18 +196,18 @@ class _Watched:
         self._spans = None if scanner is None or folder is None else SpanStream(scanner, folder)
 
     def feed(self, text: str, last: bool = False) -> str:
-        said = self._said(text, last)
+        released = self._released(text, last)
         begun = self._answer.begun
         if begun is not None and self._channel is not None:
-            begun.sent(self._channel, said)
-        return said
+            begun.sent(self._channel, released)
+        return released
 
-    def _said(self, text: str, last: bool) -> str:
+    def _released(self, text: str, last: bool) -> str:
         if self._spans is None:
-            return self._answer.said(text, "", 0, is_fixed=self._is_fixed)
+            return self._answer.released(text, "", 0, is_fixed=self._is_fixed)
         decided, spans = self._spans.take(text, last)
         entity, at = (spans[0].entity, spans[0].start) if spans else ("", 0)
-        return self._answer.said(decided, entity, at, is_fixed=self._is_fixed)
+        return self._answer.released(decided, entity, at, is_fixed=self._is_fixed)
 
     def flush(self) -> str:
         return self.feed("", last=True)
@@ -373,14 +372,14 @@ class ResponsePolicy(ContentFilter):
         yield
         document = yield from reading_document(exchange, data, kind_of(exchange.response.fields), is_request=False)
         if self.config.deny:
-            said = strings_of(data)
-            if said is None:
+            joined = strings_of(data)
+            if joined is None:
                 texts = []
                 for part in document.texts():
                     texts.append(part.text)
                     yield
-                said = "\n".join(texts)
-            if self._glance is None or self._glance(_FOLDER.fold(said)[0]):
+                joined = "\n".join(texts)
+            if self._glance is None or self._glance(_FOLDER.fold(joined)[0]):
                 return False
         entities = self._entities
         if entities is None:
@@ -395,7 +394,6 @@ class ResponsePolicy(ContentFilter):
         return True
 
     def _whole(self, exchange: Exchange, answer: _WatchedAnswer, data: bytes) -> Work[bytes]:
-        """What of a whole answer goes on."""
         if not data or (yield from self._is_harmless(exchange, answer, data)):
             return data
         view: AiAnswer | None = None
@@ -417,9 +415,9 @@ class ResponsePolicy(ContentFilter):
                 made.append(watched.feed(text[start : start + SLICE]))
                 yield
             made.append(watched.flush())
-            said = "".join(made)
-            if said != text and not is_fixed:
-                part.replace(said)
+            replaced = "".join(made)
+            if replaced != text and not is_fixed:
+                part.replace(replaced)
         if answer.is_cut and view is not None:
             mark_as_cut(view)
         return (yield from document.writing())

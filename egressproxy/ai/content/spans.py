@@ -203,10 +203,10 @@ class SpanStream:
             Span(s - shift, e - shift, entity, began - shift) for s, e, entity, began in found if began < end <= s
         ]
         if index is None:
-            places = [Span(s - before, e - before, entity, 0) for s, e, entity, _ in found if s < end]
+            spans = [Span(s - before, e - before, entity, 0) for s, e, entity, _ in found if s < end]
         else:
-            places = [Span(index[s - before], index[e - before], entity, 0) for s, e, entity, _ in found if s < end]
-        return text[:cut], places
+            spans = [Span(index[s - before], index[e - before], entity, 0) for s, e, entity, _ in found if s < end]
+        return text[:cut], spans
 
 
 class TextStream(SpanStream):

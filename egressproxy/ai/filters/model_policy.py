@@ -234,8 +234,8 @@ def _matches(route: ModelRoute, view: AiRequest) -> Work[bool]:
     if route.models and not any(fnmatchcase(view.model, pattern) for pattern in route.models):
         return False
     if route.field:
-        said = _said(view.value, route.field)
-        if said is None or not any(fnmatchcase(said, pattern) for pattern in route.values):
+        value = _member_text(view.value, route.field)
+        if value is None or not any(fnmatchcase(value, pattern) for pattern in route.values):
             return False
     if route.has_tools is not None and bool(view.tools) is not route.has_tools:
         return False
@@ -255,7 +255,7 @@ def _matches(route: ModelRoute, view: AiRequest) -> Work[bool]:
     return False
 
 
-def _said(value: Any, field: str) -> str | None:
+def _member_text(value: Any, field: str) -> str | None:
     """The value of a member of the body as text; None for another type than text, number or boolean."""
     for name in field.split("."):
         if type(value) is not dict:

@@ -219,22 +219,22 @@ class TokenMeter(Filter):
         exchange.add_log_fields(self._log_fields(measured, usage, price))
 
     def _log_fields(self, measured: _Measured, usage: TokenUsage, price: TokenPrice | None) -> dict[str, object]:
-        said: dict[str, object] = {
+        fields: dict[str, object] = {
             "gen_ai.request.model": measured.model[:_LOGGED],
             "gen_ai.response.model": measured.served_model[:_LOGGED],
             "gen_ai.usage.input_tokens": usage.input_tokens,
             "gen_ai.usage.output_tokens": usage.output_tokens,
         }
         if usage.cached_tokens:
-            said["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+            fields["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
         if usage.cache_write_tokens:
-            said["gen_ai.usage.cache_creation.input_tokens"] = usage.cache_write_tokens
+            fields["gen_ai.usage.cache_creation.input_tokens"] = usage.cache_write_tokens
         if measured.first_at:
-            said["gen_ai.response.time_to_first_chunk"] = round(measured.first_at - measured.began_at, 3)
+            fields["gen_ai.response.time_to_first_chunk"] = round(measured.first_at - measured.began_at, 3)
         if price is not None:
-            said["ai_cost"] = round(cost_of(usage, price), 9)
-            said["ai_currency"] = self._currency
-        return said
+            fields["ai_cost"] = round(cost_of(usage, price), 9)
+            fields["ai_currency"] = self._currency
+        return fields
 
     def _labels(self, exchange: Exchange, asked: Operation, measured: _Measured, tenant: str) -> tuple[str, ...]:
         served = measured.served_model or measured.model
@@ -251,8 +251,8 @@ class TokenMeter(Filter):
     def _tenant_of(self, exchange: Exchange) -> str:
         if self._tenant is None:
             return "-"
-        said = self._tenant(exchange, "").decode("utf-8", "replace") or "-"
-        return _bounded(said, self._tenants, self._max_tenants)
+        tenant = self._tenant(exchange, "").decode("utf-8", "replace") or "-"
+        return _bounded(tenant, self._tenants, self._max_tenants)
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
         measured = exchange.state.get(self._measured)

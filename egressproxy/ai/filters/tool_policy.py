@@ -212,9 +212,9 @@ class ToolPolicy(Filter):
 
     def _rpc_error(self, message: dict[str, Any], denial: str) -> dict[str, Any]:
         number = message["id"]
-        told = number if type(number) in (str, int) else None
+        ident = number if type(number) in (str, int) else None
         about = {"reason": Reason.FILTER_REJECTED.value, "rule": self._source}
-        return {"jsonrpc": "2.0", "id": told, "error": {"code": INVALID_PARAMS, "message": denial, "data": about}}
+        return {"jsonrpc": "2.0", "id": ident, "error": {"code": INVALID_PARAMS, "message": denial, "data": about}}
 
     def _judge_rpc(self, message: Any) -> None:
         """Raises _Denial."""
@@ -277,7 +277,9 @@ class ToolPolicy(Filter):
                 continue
             names = [names_of_tool(each) if type(each) is dict else [str(each)] for each in listed]
             kept = [
-                each for each, said in zip(listed, names, strict=True) if all(map(self._tools.may_be_offered, said))
+                each
+                for each, of_entry in zip(listed, names, strict=True)
+                if all(map(self._tools.may_be_offered, of_entry))
             ]
             if not kept and listed:
                 raise self._refusal(f"the model is to choose from tool {_shown(names[0][0])}, which is not allowed")

@@ -60,7 +60,7 @@ class _OpenCall:
         if self.size > MAX_HELD:
             raise Unreadable(f"a call of a tool has more than {MAX_HELD} bytes")
 
-    def told(self) -> Any:
+    def parsed_arguments(self) -> Any:
         """What the arguments say; a string where that is no JSON, an empty object where nothing came."""
         text = "".join(self.arguments)
         found = inner_json(text)
@@ -240,9 +240,9 @@ class ToolStream:
         self._look_whether_to_hold()
 
     def _judge_call(self, call: _OpenCall) -> None:
-        told = call.told()
+        arguments = call.parsed_arguments()
         for name in call.names:
-            self._judge(name, told)
+            self._judge(name, arguments)
 
     def _look_whether_to_hold(self) -> None:
         if not any(self._asks(name) for call in self._calls.values() for name in call.names):
@@ -285,13 +285,13 @@ def _find_pieces(choice: Any, at: int, found: list[_Piece]) -> None:
     number = _number(choice, "index", at)
     delta: Path = ("choices", at, "delta")
     calls = in_object(choice, "delta", "tool_calls")
-    for place, call in enumerate(calls if type(calls) is list else ()):
-        key = ("choice", number, ("tool", _number(call, "index", place)))
+    for position, call in enumerate(calls if type(calls) is list else ()):
+        key = ("choice", number, ("tool", _number(call, "index", position)))
         ident = in_object(call, "id")
         for holder, member in (("function", "arguments"), ("custom", "input")):
             called = in_object(call, holder)
             if type(called) is dict:
-                path: Path = (*delta, "tool_calls", place, holder)
+                path: Path = (*delta, "tool_calls", position, holder)
                 found.append(_piece(key, path, called, member, ident if type(ident) is str else ""))
     called = in_object(choice, "delta", "function_call")
     if type(called) is dict:
@@ -299,10 +299,10 @@ def _find_pieces(choice: Any, at: int, found: list[_Piece]) -> None:
 
 
 def _piece(key: _Key, path: Path, called: dict[str, Any], member: str, ident: str = "") -> _Piece:
-    name, said = called.get("name"), called.get(member)
-    if said is not None and type(said) is not str:  # some servers send the object itself
-        said = dumps(said).decode()
-    return _Piece(key, path, name if type(name) is str else "", ident, said or "")
+    name, text = called.get("name"), called.get(member)
+    if text is not None and type(text) is not str:  # some servers send the object itself
+        text = dumps(text).decode()
+    return _Piece(key, path, name if type(name) is str else "", ident, text or "")
 
 
 def _is_cut(frame: Frame) -> bool:

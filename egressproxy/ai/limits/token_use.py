@@ -246,12 +246,12 @@ class TokenUse:
             add_usage_of_answer(exchange, body)
             return
         try:
-            said = said_in_answer(exchange, body)
+            value = said_in_answer(exchange, body)
         except Unreadable:
             return
-        self.served_model = model_of(said)
+        self.served_model = model_of(value)
         if usage_told(exchange) is None:
-            add_usage(exchange, usage_of(said))
+            add_usage(exchange, usage_of(value))
 
     def taken(self, exchange: Exchange) -> TokenUsage | None:
         """The final usage; None if unknown, so that the estimate stays.
@@ -262,20 +262,20 @@ class TokenUse:
         """
         if not exchange.attempts:
             return usage_told(exchange) or TokenUsage()  # a cache may report the original usage
-        told = usage_told(exchange) or told_in_head(exchange)
-        if told is not None and not told.total_tokens:
-            told = None  # no response uses zero tokens: its server does not count
-        if told is not None and self._framing is None:
-            return told
-        if told is None and self.is_call and _is_given_up(exchange):
+        usage = usage_told(exchange) or told_in_head(exchange)
+        if usage is not None and not usage.total_tokens:
+            usage = None  # no response uses zero tokens: its server does not count
+        if usage is not None and self._framing is None:
+            return usage
+        if usage is None and self.is_call and _is_given_up(exchange):
             return None
-        if self._framing is not None and not (self._has_ended and told is not None and told.output_tokens):
-            if told is None:
+        if self._framing is not None and not (self._has_ended and usage is not None and usage.output_tokens):
+            if usage is None:
                 is_counted = self.seen_tokens or (self.is_call and _is_answered(exchange))
                 return TokenUsage(self.input_tokens, self.seen_tokens) if is_counted else TokenUsage()
-            return told._replace(output_tokens=max(told.output_tokens, self.seen_tokens))
-        if told is not None:
-            return told
+            return usage._replace(output_tokens=max(usage.output_tokens, self.seen_tokens))
+        if usage is not None:
+            return usage
         return None if self.is_call and _is_answered(exchange) else TokenUsage()
 
 

@@ -65,7 +65,7 @@ class McpCall(ErrorForm):
         first = self.body.messages[0]
         if self.body.is_batch:
             return {"mcp_method": "batch", "mcp_messages": len(self.body.messages)}
-        said: dict[str, object] = {"mcp_method": first.method}
+        fields: dict[str, object] = {"mcp_method": first.method}
         if first.tool != UNNAMED:
-            said["mcp_tool"] = first.tool
-        return said
+            fields["mcp_tool"] = first.tool
+        return fields

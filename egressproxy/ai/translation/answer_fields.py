@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any, Final
 
+from egressproxy.ai.translation.conversation import Usage
 from egressproxy.ai.translation.errors import BadAnswer
 
 #: What ids of answers begin with. The same id begins with another word in each API.
@@ -70,9 +71,9 @@ def no_more_than(value: dict[str, Any], name: str, *harmless: Any) -> None:
         raise BadAnswer(f"the answer has {name}, which the client's API has no form for")
 
 
-def of_no_form(place: str, kind: Any) -> BadAnswer:
+def of_no_form(what: str, kind: Any) -> BadAnswer:
     """The error for content of a type that the client's API has no form for, or that nobody here knows."""
-    return BadAnswer(f"{place} of type {str(kind)[:80]!r}, which the client's API has no form for")
+    return BadAnswer(f"{what} of type {str(kind)[:80]!r}, which the client's API has no form for")
 
 
 def seconds(value: dict[str, Any], name: str) -> int | None:
@@ -86,19 +87,18 @@ def id_in(value: dict[str, Any], prefix: str) -> str:
     return text(value, "id") or prefix + secrets.token_hex(12)
 
 
-def texts_in(value: dict[str, Any], name: str) -> str:
+def content_in(value: dict[str, Any]) -> str:
     """A string, or an array of parts that are texts, as some servers have it; how the model has thought is left out."""
-    found = value.get(name)
-    if type(found) is not list:
-        return text(value, name) or ""
-    said = []
-    for part in objects_in(value, name):
+    if type(value.get("content")) is not list:
+        return text(value, "content") or ""
+    texts = []
+    for part in objects_in(value, "content"):
         kind = text(part, "type")
         if kind in ("text", "output_text", None):
-            said.append(needed_text(part, "text"))
+            texts.append(needed_text(part, "text"))
         elif kind not in ("thinking", "reasoning"):
-            raise of_no_form(f"{name} has a part", kind)
-    return "".join(said)
+            raise of_no_form("content has a part", kind)
+    return "".join(texts)
 
 
 def without_prefix(id_: str) -> str:
@@ -107,3 +107,17 @@ def without_prefix(id_: str) -> str:
         if id_.startswith(prefix):
             return id_[len(prefix) :]
     return id_
+
+
+def openai_usage(usage: dict[str, Any], asked: str, answered: str) -> Usage:
+    """The tokens of an answer of OpenAI. Their names begin with `asked` (prompt or input) and `answered` (completion or
+    output). Raises BadAnswer.
+    """
+    details = object_in(usage, f"{asked}_tokens_details")
+    return Usage(
+        count(usage, f"{asked}_tokens"),
+        count(usage, f"{answered}_tokens"),
+        count(details, "cached_tokens"),
+        count(details, "cache_write_tokens"),
+        count(object_in(usage, f"{answered}_tokens_details"), "reasoning_tokens"),
+    )

@@ -85,12 +85,12 @@ def data_url(image: Image) -> str:
     return image.url or f"data:{image.media_type};base64,{image.data}"
 
 
-def only_texts(parts: Iterable[ContentPart], place: str) -> list[Text]:
-    """These parts, if all are texts. Raises Untranslatable for one that is not; `place` says where it would go."""
+def only_texts(parts: Iterable[ContentPart], holder: str) -> list[Text]:
+    """These parts, if all are texts. Raises Untranslatable for one that is not; `holder` says where it would go."""
     texts = []
     for part in parts:
         if type(part) is not Text:
-            raise Untranslatable(part.where, f"cannot be translated: {place} of the other API holds text only")
+            raise Untranslatable(part.where, f"cannot be translated: {holder} of the other API holds text only")
         texts.append(part)
     return texts
 
@@ -251,10 +251,10 @@ def output_format_of(output: JsonObject | None, schema_in: str = "") -> OutputFo
 def schema_fields(output: OutputFormat) -> dict[str, Any]:
     """A JSON schema for answers, in the fields that OpenAI's APIs have for one."""
     named = {"name": output.name or "answer", "schema": output.schema}
-    return said({**named, "description": output.description, "strict": output.is_strict})
+    return without_none({**named, "description": output.description, "strict": output.is_strict})
 
 
-def said(fields: Mapping[str, Any]) -> dict[str, Any]:
+def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Those that are not None: where the client has said nothing, the default of the other API holds."""
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -43,10 +43,10 @@ def _in_own_form(call: ToolCall, forms: Mapping[str, ToolForm]) -> ToolCall:
 def _input(arguments: str) -> str:
     """The text that a custom tool gets. A model that has not kept to the one argument has meant what it wrote."""
     try:
-        said = loads(arguments)
+        value = loads(arguments)
     except Unreadable:
         return arguments
-    text = said.get(INPUT) if type(said) is dict else None
+    text = value.get(INPUT) if type(value) is dict else None
     return text if type(text) is str else arguments
 
 
@@ -62,23 +62,23 @@ class CallForms:
 
     def of(self, events: Iterable[StreamEvent]) -> Iterator[StreamEvent]:
         """What the client's API has for these events. Raises BadAnswer for an input that is too long to be kept."""
-        for told in events:
+        for stream_event in events:
             if self._arguments is not None:
-                if isinstance(told, Delta):
-                    self._keep(self._arguments, told.text)
+                if isinstance(stream_event, Delta):
+                    self._keep(self._arguments, stream_event.text)
                     continue
-                if isinstance(told, PartEnded):
+                if isinstance(stream_event, PartEnded):
                     text, self._arguments = _input(self._arguments.getvalue()), None
                     if text:
                         yield Delta(text)
-            form = self._forms.get(told.name) if isinstance(told, PartStarted) else None
-            if form is None or not isinstance(told, PartStarted):
-                yield told
+            form = self._forms.get(stream_event.name) if isinstance(stream_event, PartStarted) else None
+            if form is None or not isinstance(stream_event, PartStarted):
+                yield stream_event
                 continue
             if form.is_custom:
                 self._arguments, self._size = io.StringIO(), 0
-            kind = PartKind.CUSTOM_CALL if form.is_custom else told.kind
-            yield PartStarted(kind, told.id, form.name, form.namespace)
+            kind = PartKind.CUSTOM_CALL if form.is_custom else stream_event.kind
+            yield PartStarted(kind, stream_event.id, form.name, form.namespace)
 
     def _keep(self, kept: io.StringIO, text: str) -> None:
         self._size += len(text)

@@ -91,11 +91,11 @@ _VERSION = re.compile(r"_(?:20[0-9]{6}|20[0-9]{2}_[0-9]{2}_[0-9]{2})\Z")
 class Losses:
     """The dropped fields of one request. Reports have names from the table, never the client's text."""
 
-    __slots__ = ("_table", "_told")
+    __slots__ = ("_dropped", "_table")
 
     def __init__(self, table: frozenset[str]) -> None:
         self._table = table
-        self._told: set[str] = set()
+        self._dropped: set[str] = set()
 
     @classmethod
     def of(cls, api: Api) -> Losses:
@@ -114,10 +114,10 @@ class Losses:
         field = _VERSION.sub("", _INDEX.sub("[]", path))
         if field not in self._table:
             return False
-        self._told.add(field)
+        self._dropped.add(field)
         return True
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The dropped fields in alphabetical order."""
-        return tuple(sorted(self._told))
+        return tuple(sorted(self._dropped))

@@ -130,8 +130,8 @@ def common_ca(first: str, second: str) -> str:
         return first or second
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    wanted = {c.public_bytes(Encoding.DER) for c in _certificates(second.encode(), "ca.crt")}
-    return _text([c for c in _certificates(first.encode(), "ca.crt") if c.public_bytes(Encoding.DER) in wanted])
+    allowed = {c.public_bytes(Encoding.DER) for c in _certificates(second.encode(), "ca.crt")}
+    return _text([c for c in _certificates(first.encode(), "ca.crt") if c.public_bytes(Encoding.DER) in allowed])
 
 
 def _is_weak(key: PrivateKeyTypes | PublicKeyTypes) -> bool:

@@ -146,8 +146,8 @@ class References:
         if namespace == source.namespace or not source.NAMESPACED:
             return
         grants = self._grants.get(namespace, set())
-        place = (source.GROUP, source.KIND, source.namespace, ref.group, kind or ref.kind)
-        if (*place, ref.name) not in grants and (*place, "") not in grants:
+        grant_key = (source.GROUP, source.KIND, source.namespace, ref.group, kind or ref.kind)
+        if (*grant_key, ref.name) not in grants and (*grant_key, "") not in grants:
             hint = ""
             if not self.suggestions.has_namespace(namespace):
                 is_here = (ref.group, ref.kind, source.namespace, ref.name) in self._resources.by_key
@@ -180,8 +180,8 @@ class References:
         elif isinstance(found, ConfigMap):
             content = _config_data(found, key)
         else:
-            place = (self.namespace_of(source, ref), ref.name)
-            raise self.not_found("NotFound", ref.group, ref.kind, *place, needs_grant=source.NAMESPACED)
+            target = (self.namespace_of(source, ref), ref.name)
+            raise self.not_found("NotFound", ref.group, ref.kind, *target, needs_grant=source.NAMESPACED)
         if content is None:
             raise UnresolvedRef("NotFound", f"{name} has no entry {key}", _keys_of(found))
         return content
@@ -193,8 +193,8 @@ class References:
             raise UnresolvedRef("InvalidKind", f"{name} is not a Secret")
         found = self.find(source, ref)
         if not isinstance(found, Secret):
-            place = (self.namespace_of(source, ref), ref.name)
-            raise self.not_found("NotFound", ref.group, ref.kind, *place, needs_grant=source.NAMESPACED)
+            target = (self.namespace_of(source, ref), ref.name)
+            raise self.not_found("NotFound", ref.group, ref.kind, *target, needs_grant=source.NAMESPACED)
         return tuple(found.keys)
 
     def pods(self) -> Sequence[Pod]:

@@ -46,11 +46,11 @@ class NameSuggestions:
         (`elsewhere` says what to do then); or the nearest name. "" where nothing is near.
         """
         found = self._found.get((group, kind), {})
-        place = (namespace, name)
+        full_name = (namespace, name)
         groups = [other for other, known in self._found if known == kind and other != group]
         others = [each for each in sorted(kinds) if each != (group, kind)]
         others += [(other, kind) for other in groups]
-        there = [each for each in dict.fromkeys(others) if place in self._found.get(each, ())]
+        there = [each for each in dict.fromkeys(others) if full_name in self._found.get(each, ())]
         if there:
             return ", or ".join(_as_written(group, kind, *each, namespace, name) for each in there)
         homes = sorted(home for home, other in found if other == name)

@@ -26,7 +26,7 @@ class BrokenObjects:
 
     has_unknown: bool = False
     _names: set[str] = field(default_factory=set)
-    _said: set[str] = field(default_factory=set)
+    _words: set[str] = field(default_factory=set)
 
     def add(self, value: Any, full_name: str, *, is_namespaced: bool) -> None:
         """Note an object that was read as `value`; `full_name` is "Kind namespace/name", as far as it is known."""
@@ -36,7 +36,7 @@ class BrokenObjects:
             return
         self._names.add(name if is_namespaced else full_name)
         if kind in _UNNAMED:
-            self._said.add(_UNNAMED[kind])
+            self._words.add(_UNNAMED[kind])
         spec = value.get("spec") if isinstance(value, dict) else None
         if kind == "FilterType" and isinstance(spec, dict) and isinstance(spec.get("type"), str):
             self._names.add(spec["type"])
@@ -57,6 +57,6 @@ class BrokenObjects:
 
     def _lacks(self, problem: Problem, names: re.Pattern[str]) -> bool:
         """Whether the problem follows from objects of these names. One without a place is about the configuration."""
-        said = problem.sentence
+        sentence = problem.sentence
         is_of_whole = not (problem.object or problem.file)
-        return is_of_whole or names.search(said) is not None or any(word in said for word in self._said)
+        return is_of_whole or names.search(sentence) is not None or any(word in sentence for word in self._words)

@@ -59,8 +59,8 @@ class Problem:
         return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        parts = [part for part in (place, self.object, self.field_path) if part]
+        location = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        parts = [part for part in (location, self.object, self.field_path) if part]
         text = ": ".join((*parts, self.sentence))
         # One line on a terminal and in a log, for any name or key.
         return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -56,11 +56,11 @@ class SecretData:
     @property
     def origin(self) -> str:
         """The origin for people: all places, each once, or the folders of many."""
-        places = list(dict.fromkeys(self.origins.values()))
-        if len(places) > MAX_PLACES:
-            places = list(dict.fromkeys(os.path.dirname(place) or place for place in places))
-        more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
-        return ", ".join(places[:MAX_PLACES]) + more or self.place
+        origins = list(dict.fromkeys(self.origins.values()))
+        if len(origins) > MAX_PLACES:
+            origins = list(dict.fromkeys(os.path.dirname(origin) or origin for origin in origins))
+        more = f" and {len(origins) - MAX_PLACES} more" if len(origins) > MAX_PLACES else ""
+        return ", ".join(origins[:MAX_PLACES]) + more or self.place
 
 
 def manifest_files(folder: Path) -> list[Path]:

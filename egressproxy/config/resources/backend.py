@@ -60,14 +60,14 @@ class DestinationSpec(Model):
                 if getattr(self, name, None):
                     raise RefusedValue(f"{name} does not belong to type Failover", "write it at the endpoints")
         fqdn = self.destination.fqdn
-        places = {
+        fields = {
             "spec.tls": self.tls,
             "destination.tls": self.destination.tls,
             "destination.fqdn.tls": fqdn.tls if fqdn is not None else None,
         }
-        said = [place for place, tls in places.items() if tls is not None]
-        if len(said) > 1:
-            raise RefusedValue(f"tls for all ports stands at {' and '.join(said)}", "keep one of them")
+        written = [field for field, tls in fields.items() if tls is not None]
+        if len(written) > 1:
+            raise RefusedValue(f"tls for all ports stands at {' and '.join(written)}", "keep one of them")
 
 
 class BackendSpec(DestinationSpec):

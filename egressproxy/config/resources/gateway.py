@@ -221,13 +221,13 @@ class ListenersSpec(Model):
         check_unique([listener.name for listener in self.listeners], "name", "listeners")
         seen: dict[tuple[int, str, str], str] = {}
         for listener in self.listeners:
-            place = (listener.port, listener.protocol.lower(), listener.hostname or "")
-            if place in seen:
+            key = (listener.port, listener.protocol.lower(), listener.hostname or "")
+            if key in seen:
                 raise RefusedValue(
-                    f"listeners {seen[place]} and {listener.name} have the same port, protocol and hostname",
+                    f"listeners {seen[key]} and {listener.name} have the same port, protocol and hostname",
                     "give each its own hostname or port",
                 )
-            seen[place] = listener.name
+            seen[key] = listener.name
 
 
 class GatewaySpec(ListenersSpec):

@@ -176,11 +176,11 @@ class TokenIdentity(Model):
     @classmethod
     def _issuers_are_unique(cls, issuers: tuple[TokenIssuer, ...]) -> tuple[TokenIssuer, ...]:
         check_unique((each.issuer for each in issuers), "issuer", "issuers")
-        told = [each for each in issuers if each.says_namespaces]
-        untold = [each.issuer for each in told if each.trust_domain is None]
-        if len(told) > 1 and untold:
+        with_namespaces = [each for each in issuers if each.says_namespaces]
+        untold = [each.issuer for each in with_namespaces if each.trust_domain is None]
+        if len(with_namespaces) > 1 and untold:
             raise RefusedValue(
-                f"{len(told)} issuers say namespaces: workloads of the same name would count as one",
+                f"{len(with_namespaces)} issuers say namespaces: workloads of the same name would count as one",
                 f"write trustDomain at {', '.join(untold)}, the same one where they are of one cluster",
             )
         return issuers

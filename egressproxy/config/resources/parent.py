@@ -76,8 +76,8 @@ class BackendParent(ParentProxyRef):
     def model_post_init(self, context: Any) -> None:
         others = self.model_fields_set - {"direct"}
         if self.direct and others:
-            said = ", ".join(sorted(to_camel(name) for name in others))
-            raise RefusedValue(f"{said} does nothing beside direct: true, which is no parent", "keep one of them")
+            fields = ", ".join(sorted(to_camel(name) for name in others))
+            raise RefusedValue(f"{fields} does nothing beside direct: true, which is no parent", "keep one of them")
         if not self.direct:
             super().model_post_init(context)
         names = [(each.group, each.kind, each.namespace, each.name) for each in (self, *self.fallbacks)]

@@ -46,8 +46,8 @@ class CommonRouteSpec(Model):
         for ref in refs:
             parent = (ref.group, ref.kind, ref.namespace, ref.name)
             sections.setdefault(parent, []).append((ref.section_name, ref.port))
-        for (_, kind, _, name), places in sections.items():
-            if len(places) > 1 and ((None, None) in places or len(set(places)) < len(places)):
+        for (_, kind, _, name), parts in sections.items():
+            if len(parts) > 1 and ((None, None) in parts or len(set(parts)) < len(parts)):
                 message = f"{kind} {name} stands more than once in parentRefs"
                 raise RefusedValue(message, "give each its own sectionName or port, or keep one")
         return refs

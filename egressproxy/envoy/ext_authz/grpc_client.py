@@ -28,7 +28,7 @@ class GrpcAuthzClient:
     def __init__(self, spec: ExternalAuthIR, cluster: Cluster, chain: Chain) -> None:
         self._cluster = cluster
         self._chain = chain
-        self._wanted = frozenset(name.encode() for name in spec.allowed_headers)
+        self._allowed = frozenset(name.encode() for name in spec.allowed_headers)
 
     async def check(self, exchange: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
         message = framed(
@@ -42,11 +42,11 @@ class GrpcAuthzClient:
         cluster, chain = self._cluster, self._chain
         try:
             answer = await driven(lambda driver: converse(driver, inner, cluster, chain, message))
-            said = reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))
-            said = await passed_body(chain.response_body, inner, said)
+            payload = reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))
+            payload = await passed_body(chain.response_body, inner, payload)
         finally:
             finish(chain.complete, inner)
-        return _verdict(check_answer(said))
+        return _verdict(check_answer(payload))
 
     def _attributes(self, exchange: Exchange, body: bytes) -> HttpAttributes:
         request = exchange.request
@@ -56,9 +56,9 @@ class GrpcAuthzClient:
             known = headers.get(name)
             separator = b"; " if name == b"cookie" else b","
             headers[name] = value if known is None else known + separator + value
-        if self._wanted:
-            headers = {name: value for name, value in headers.items() if name in self._wanted}
-            if b"host" in self._wanted:
+        if self._allowed:
+            headers = {name: value for name, value in headers.items() if name in self._allowed}
+            if b"host" in self._allowed:
                 headers[b"host"] = host
         return HttpAttributes(
             exchange.request_id, request.method, headers, request.path, host, exchange.scheme,
@@ -78,8 +78,8 @@ def _verdict(answer: CheckAnswer) -> CheckResult:
         fields = Fields()
         apply(changes, fields)
         return denial(answer.status, fields, answer.body)
-    told = tuple(change for change in _permitted(answer.response_headers) if is_for_clients(change.name))
-    return CheckResult(request=changes, response=told)
+    response = tuple(change for change in _permitted(answer.response_headers) if is_for_clients(change.name))
+    return CheckResult(request=changes, response=response)
 
 
 def _permitted(changes: Iterable[FieldChange]) -> tuple[FieldChange, ...]:

@@ -32,14 +32,14 @@ class HttpAuthzClient:
         self._cluster = cluster
         self._chain = chain
         self._prefix = spec.path.encode().rstrip(b"/")
-        self._wanted = tuple(dict.fromkeys((b"authorization", *(name.encode() for name in spec.allowed_headers))))
+        self._allowed = tuple(dict.fromkeys((b"authorization", *(name.encode() for name in spec.allowed_headers))))
         copied = (name.encode() for name in spec.allowed_response_headers)
         self._copied = tuple(name for name in copied if not is_ours(name))
         self._copies_all = not spec.allowed_response_headers
 
     async def check(self, exchange: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
         asked = exchange.request.fields
-        shown = Fields.of((name, value) for name in self._wanted for value in asked.get_all(name))
+        shown = Fields.of((name, value) for name in self._allowed for value in asked.get_all(name))
         head = RequestHead(exchange.request.method, exchange.request.target, shown)
         head.path = self._path(exchange.request.path)
         head.body = len(body)
@@ -48,13 +48,13 @@ class HttpAuthzClient:
         cluster, chain = self._cluster, self._chain
         try:
             answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
-            said = await passed_body(chain.response_body, inner, answer.body)
+            body_of_answer = await passed_body(chain.response_body, inner, answer.body)
         finally:
             finish(chain.complete, inner)
         response = answer.head
         if response.status == 200:
             return CheckResult(request=tuple(self._changes(response.fields)))
-        return denial(response.status, response.fields, said, response.phrase)
+        return denial(response.status, response.fields, body_of_answer, response.phrase)
 
     def _path(self, path: bytes) -> bytes:
         if not self._prefix:

@@ -89,12 +89,12 @@ def request_bytes(request: ProcessingRequest) -> bytes:
     part = request.part
     ends = {"end_of_stream": 1} if request.end_of_stream else {}
     if part in _HEADERS:
-        told: dict[str, Any] = {"headers": _header_map(request.fields), **ends}
+        content: dict[str, Any] = {"headers": _header_map(request.fields), **ends}
     elif part in _BODIES:
-        told = {"body": request.body, **ends} if request.body else ends
+        content = {"body": request.body, **ends} if request.body else ends
     else:
-        told = {"trailers": _header_map(request.fields)}
-    made: dict[str, Any] = {part.value: told}
+        content = {"trailers": _header_map(request.fields)}
+    made: dict[str, Any] = {part.value: content}
     if request.attributes:
         made["attributes"] = _named(request.attributes)
     if request.metadata:
@@ -122,15 +122,15 @@ def read_request(data: bytes) -> ProcessingRequest:
     part = _only_part(message)
     if part is None:
         raise WireError("the message holds no part of an exchange")
-    told = getattr(message, part.value)
-    trailers = told.trailers if part not in _HEADERS | _BODIES else None
-    headers = told.headers if part in _HEADERS else trailers
+    content = getattr(message, part.value)
+    trailers = content.trailers if part not in _HEADERS | _BODIES else None
+    headers = content.headers if part in _HEADERS else trailers
     config = message.protocol_config
     return ProcessingRequest(
         part,
         tuple([(h.key, h.raw_value or h.value) for h in headers.headers]) if headers is not None else (),
-        told.body if part in _BODIES else b"",
-        trailers is None and bool(told.end_of_stream),
+        content.body if part in _BODIES else b"",
+        trailers is None and bool(content.end_of_stream),
         {each.key: _struct(each.value) for each in message.attributes},
         {each.key: _struct(each.value) for each in message.metadata_context.filter_metadata},
         bool(message.observability_mode),
@@ -146,17 +146,17 @@ def read_request(data: bytes) -> ProcessingRequest:
 
 # --- from the processor ------------------------------------------------------------------------------------------
 def response_bytes(response: ProcessingResponse) -> bytes:
-    """A ProcessingResponse."""
+    """A ProcessingResponse as protobuf, which `read_response` reads."""
     made: dict[str, Any] = {}
     part, immediate = response.part, response.immediate
     if part is not None:
         mutation = _mutation(response.headers)
         made[part.value] = _common(response, mutation) if part in _HEADERS | _BODIES else mutation
     if immediate is not None:
-        told = {"status": {"code": immediate.status}, **_mutation(immediate.headers, "headers")}
+        content = {"status": {"code": immediate.status}, **_mutation(immediate.headers, "headers")}
         if immediate.grpc_status is not None:
-            told["grpc_status"] = {"status": immediate.grpc_status}
-        made["immediate_response"] = told | without_defaults(
+            content["grpc_status"] = {"status": immediate.grpc_status}
+        made["immediate_response"] = content | without_defaults(
             {"body": immediate.body, "details": immediate.details.encode()}
         )
     if response.dynamic_metadata:
@@ -185,14 +185,14 @@ def read_response(data: bytes) -> ProcessingResponse:
         more_s = message.override_message_timeout.seconds + message.override_message_timeout.nanos / 1_000_000_000
     mode = None
     if message.HasField("mode_override"):
-        told = message.mode_override
+        modes = message.mode_override
         mode = ProcessingMode(
-            _mode(HeaderSendMode, told.request_header_mode),
-            _mode(HeaderSendMode, told.response_header_mode),
-            _mode(BodySendMode, told.request_body_mode),
-            _mode(BodySendMode, told.response_body_mode),
-            _mode(HeaderSendMode, told.request_trailer_mode),
-            _mode(HeaderSendMode, told.response_trailer_mode),
+            _mode(HeaderSendMode, modes.request_header_mode),
+            _mode(HeaderSendMode, modes.response_header_mode),
+            _mode(BodySendMode, modes.request_body_mode),
+            _mode(BodySendMode, modes.response_body_mode),
+            _mode(HeaderSendMode, modes.request_trailer_mode),
+            _mode(HeaderSendMode, modes.response_trailer_mode),
         )
     metadata = {}
     if message.HasField("dynamic_metadata"):
@@ -257,13 +257,13 @@ def _body(mutation: Any) -> tuple[bytes | None, StreamedBody | None]:
     return None, None
 
 
-def _immediate(told: Any) -> ImmediateResponse:
+def _immediate(message: Any) -> ImmediateResponse:
     return ImmediateResponse(
-        told.status.code,
-        _changes(told.headers),
-        told.body,
-        told.grpc_status.status if told.HasField("grpc_status") else None,
-        told.details.decode("utf-8", "replace"),
+        message.status.code,
+        _changes(message.headers),
+        message.body,
+        message.grpc_status.status if message.HasField("grpc_status") else None,
+        message.details.decode("utf-8", "replace"),
     )
 
 
@@ -279,8 +279,8 @@ def _mutation(changes: Iterable[FieldChange], name: str = "header_mutation") -> 
         else:
             option["append_action"] = _ACTION_NUMBERS[change.action]
         given.append(option)
-    told = without_defaults({"set_headers": given, "remove_headers": removed})
-    return {name: told} if told else {}
+    mutation = without_defaults({"set_headers": given, "remove_headers": removed})
+    return {name: mutation} if mutation else {}
 
 
 def _changes(mutation: Any) -> tuple[FieldChange, ...]:

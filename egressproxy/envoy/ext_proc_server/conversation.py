@@ -77,9 +77,9 @@ class EnvoyConversation:
     @property
     def chain(self) -> Chain:
         """The filters of the backend of the rule; of a rule that names none, those of the route."""
-        place = self.pipeline.backend or self.pipeline.route
-        assert place is not None
-        return place.chain
+        enforced = self.pipeline.backend or self.pipeline.route
+        assert enforced is not None
+        return enforced.chain
 
     @property
     def is_call(self) -> bool:

@@ -64,11 +64,11 @@ def configured_mode(protocol: ProtocolConfiguration | None) -> ProcessingMode:
 def client_of_envoy(message: ProcessingRequest, trust_domains: Sequence[str]) -> tuple[str, CallerIdentity]:
     """Address and identity of the client, as far as Envoy tells them; "" for no address."""
     attributes: dict[str, object] = {}
-    for said in message.attributes.values():
-        attributes |= said
+    for group in message.attributes.values():
+        attributes |= group
     source, uri = attributes.get("source.address"), attributes.get("connection.uri_san_peer_certificate")
-    told = message.metadata.get(METADATA, {})
-    namespace, account = told.get("namespace"), told.get("serviceAccount")
+    metadata = message.metadata.get(METADATA, {})
+    namespace, account = metadata.get("namespace"), metadata.get("serviceAccount")
     identity = ANONYMOUS
     if isinstance(namespace, str) and isinstance(account, str):
         name = service_account_name(namespace, account)

@@ -52,9 +52,9 @@ def immediate_response(answer: LocalResponse, reason: Reason, *, is_call: bool) 
         body = fields.get(b"grpc-message") or b""
         fields.remove(b"grpc-status")
         fields.remove(b"grpc-message")
-    said = reason.value if reason is not Reason.OK else "filter_answered"
+    details = reason.value if reason is not Reason.OK else "filter_answered"
     headers = immediate_headers(fields)
-    return ImmediateResponse(answer.status, headers, body, status if status >= 0 else None, f"egressproxy_{said}")
+    return ImmediateResponse(answer.status, headers, body, status if status >= 0 else None, f"egressproxy_{details}")
 
 
 def immediate_headers(fields: Iterable[tuple[bytes, bytes]]) -> tuple[FieldChange, ...]:

@@ -60,7 +60,7 @@ class FilterServer:
         self._tls = tls
         self._served: ServedGateways | None = None
         self._sock: socket.socket | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.misconfigured = 0  # requests that were refused because of how Envoy is configured
         self._connections: set[EnvoyConnection] = set()
         self.is_draining = False
@@ -185,8 +185,8 @@ class FilterServer:
     def _note_misconfigured(self, error: EnvoyMisconfigured, peer: str) -> None:
         """Count the error, and log it once, since each request repeats it."""
         self.misconfigured += 1
-        if error.message not in self._told:
-            self._told.add(error.message)
+        if error.message not in self._reported:
+            self._reported.add(error.message)
             log.warning("Envoy at %s: %s; %s", peer, error.message, error.remedy)
 
     def _gateways(self) -> ServedGateways:
@@ -202,8 +202,6 @@ _SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 
 class EnvoyConnection(DownstreamHttp2):
-    """A connection of Envoy."""
-
     __slots__ = ("_server",)
 
     def __init__(self, server: FilterServer, gateway: GatewayServer) -> None:

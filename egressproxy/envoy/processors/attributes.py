@@ -26,21 +26,21 @@ def attributes(names: Iterable[str], exchange: Exchange, shown: re.Pattern[bytes
     return {name: value for name, value in found if value not in (None, "")}
 
 
-def known_metadata(exchange: Exchange, wanted: Iterable[str]) -> dict[str, dict[str, object]]:
+def known_metadata(exchange: Exchange, names: Iterable[str]) -> dict[str, dict[str, object]]:
     """What processors have said before, under the wanted namespaces."""
     known = exchange.state.get(_METADATA)
     if known is None:
         return {}
-    return {name: known[name] for name in wanted if name in known}
+    return {name: known[name] for name in names if name in known}
 
 
-def keep_metadata(exchange: Exchange, response: ProcessingResponse, wanted: Iterable[str]) -> None:
+def keep_metadata(exchange: Exchange, response: ProcessingResponse, names: Iterable[str]) -> None:
     """Keep what a processor says under the wanted namespaces."""
-    said = {name: value for name, value in response.dynamic_metadata.items() if name in wanted}
-    said = {name: value for name, value in said.items() if isinstance(value, dict)}
-    if said:
+    metadata = {name: value for name, value in response.dynamic_metadata.items() if name in names}
+    metadata = {name: value for name, value in metadata.items() if isinstance(value, dict)}
+    if metadata:
         known = exchange.state.get(_METADATA)
-        exchange.keep(_METADATA, said if known is None else {**known, **said})
+        exchange.keep(_METADATA, metadata if known is None else {**known, **metadata})
 
 
 def request_lines(exchange: Exchange, pattern: re.Pattern[bytes] | None) -> Lines:

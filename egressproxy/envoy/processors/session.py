@@ -244,22 +244,22 @@ class ProcessorSession:
         if self._stream is not None:
             self._stream.close()
 
-    def override(self, wanted: ProcessingMode | None, *, of_response: bool) -> None:
+    def override(self, override: ProcessingMode | None, *, of_response: bool) -> None:
         """Take over the mode that an answer to headers asks for, if that is allowed. Raises InvalidMessage. Source:
         ProcessingResponse.mode_override; of headers and trailers DEFAULT changes nothing.
         """
-        if wanted is None or not self._settings.allows_override:
+        if override is None or not self._settings.allows_override:
             return
-        if BodySendMode.GRPC in (wanted.request_body_mode, wanted.response_body_mode):
+        if BodySendMode.GRPC in (override.request_body_mode, override.response_body_mode):
             raise self.failed(InvalidMessage())
         mode = self.mode
         self.mode = ProcessingMode(
             mode.request_header_mode,
-            mode.response_header_mode if of_response else wanted.response_header_mode or mode.response_header_mode,
-            mode.request_body_mode if of_response else wanted.request_body_mode,
-            wanted.response_body_mode,
-            mode.request_trailer_mode if of_response else wanted.request_trailer_mode or mode.request_trailer_mode,
-            wanted.response_trailer_mode or mode.response_trailer_mode,
+            mode.response_header_mode if of_response else override.response_header_mode or mode.response_header_mode,
+            mode.request_body_mode if of_response else override.request_body_mode,
+            override.response_body_mode,
+            mode.request_trailer_mode if of_response else override.request_trailer_mode or mode.request_trailer_mode,
+            override.response_trailer_mode or mode.response_trailer_mode,
         )
 
     # --- what comes --------------------------------------------------------------------------------------------------

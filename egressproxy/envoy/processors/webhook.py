@@ -169,8 +169,8 @@ class Webhook(Filter):
             if not self._key:
                 raise SecretMissing
             fields = (*fields, *signature_fields(self._key, f"msg_{secrets.token_hex(12)}", int(time.time()), message))
-        said = await call.request(b"POST", self._path, fields, message, timeout_s=self._timeout_s, x=exchange)
-        answer = read_answer(said.status, said.body)
+        received = await call.request(b"POST", self._path, fields, message, timeout_s=self._timeout_s, x=exchange)
+        answer = read_answer(received.status, received.body)
         if answer.body is not None and body is None:
             raise InvalidAnswer("a body where none was sent")
         if answer.status:

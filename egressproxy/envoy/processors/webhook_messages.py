@@ -80,28 +80,28 @@ def read_answer(status: int, body: bytes) -> WebhookAnswer:
     if status != 200:
         raise InvalidAnswer(f"status {status}")
     try:
-        said = loads_strictly(body)
+        answer = loads_strictly(body)
     except Unreadable as error:
         raise InvalidAnswer(f"no JSON that can be read: {error}") from None
-    _check_fields(said, "answer", {"action", "status", "message", "retryAfter", "headers", "body"})
-    action = said.get("action")
+    _check_fields(answer, "answer", {"action", "status", "message", "retryAfter", "headers", "body"})
+    action = answer.get("action")
     if action == "allow":
         for name in ("status", "message", "retryAfter"):
-            if name in said:
+            if name in answer:
                 raise InvalidAnswer(f"{name} belongs to the action deny")
-        return WebhookAnswer(headers=_changes(said.get("headers", {})), body=_new_body(said.get("body")))
+        return WebhookAnswer(headers=_changes(answer.get("headers", {})), body=_new_body(answer.get("body")))
     if action != "deny":
         raise InvalidAnswer("action is neither allow nor deny")
-    if "headers" in said or "body" in said:
+    if "headers" in answer or "body" in answer:
         raise InvalidAnswer("headers and body belong to the action allow")
-    wanted, message, wait = said.get("status", 403), said.get("message", ""), said.get("retryAfter", 0)
-    if type(wanted) is not int or not 400 <= wanted <= 599 or wanted == 407:
+    code, message, wait = answer.get("status", 403), answer.get("message", ""), answer.get("retryAfter", 0)
+    if type(code) is not int or not 400 <= code <= 599 or code == 407:
         raise InvalidAnswer("status is not one from 400 to 599, without 407")
     if not isinstance(message, str) or not message.isprintable():
         raise InvalidAnswer("message is not a line of text")
     if type(wait) is not int or not 0 <= wait <= 86400:
         raise InvalidAnswer("retryAfter is not a number of seconds up to a day")
-    return WebhookAnswer(wanted, message[:_MAX_MESSAGE], wait)
+    return WebhookAnswer(code, message[:_MAX_MESSAGE], wait)
 
 
 def _text(value: bytes) -> str:
@@ -115,30 +115,30 @@ def _body(data: bytes) -> dict[str, str]:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def _new_body(said: Any) -> bytes | None:
-    if said is None:
+def _new_body(written: Any) -> bytes | None:
+    if written is None:
         return None
-    _check_fields(said, "body", {"text", "base64"})
-    if len(said) != 1 or not all(isinstance(value, str) for value in said.values()):
+    _check_fields(written, "body", {"text", "base64"})
+    if len(written) != 1 or not all(isinstance(value, str) for value in written.values()):
         raise InvalidAnswer("body has either text or base64")
-    if "text" in said:
-        text: str = said["text"]
+    if "text" in written:
+        text: str = written["text"]
         return text.encode()
     try:
-        return base64.b64decode(said["base64"], validate=True)
+        return base64.b64decode(written["base64"], validate=True)
     except (binascii.Error, ValueError):
         raise InvalidAnswer("body.base64 is not base64") from None
 
 
-def _changes(said: Any) -> tuple[FieldChange, ...]:
-    _check_fields(said, "headers", {"set", "add", "remove"})
+def _changes(written: Any) -> tuple[FieldChange, ...]:
+    _check_fields(written, "headers", {"set", "add", "remove"})
     made = []
-    for name in _list(said.get("remove", []), "headers.remove"):
+    for name in _list(written.get("remove", []), "headers.remove"):
         if not isinstance(name, str):
             raise InvalidAnswer("headers.remove has names")
         made.append(FieldChange(_name(name), FieldAction.REMOVE))
     for kind, action in _ACTIONS.items():
-        for each in _list(said.get(kind, []), f"headers.{kind}"):
+        for each in _list(written.get(kind, []), f"headers.{kind}"):
             _check_fields(each, f"headers.{kind}", {"name", "value"})
             name, value = each.get("name"), each.get("value")
             if not isinstance(name, str) or not isinstance(value, str):
@@ -151,14 +151,14 @@ def _name(name: str) -> bytes:
     return name.lower().encode()
 
 
-def _list(said: Any, name: str) -> list[Any]:
-    if not isinstance(said, list):
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
         raise InvalidAnswer(f"{name} is not a list")
-    return said
+    return value
 
 
-def _check_fields(said: Any, name: str, known: Iterable[str]) -> None:
-    if not isinstance(said, Mapping):
+def _check_fields(value: Any, name: str, known: Iterable[str]) -> None:
+    if not isinstance(value, Mapping):
         raise InvalidAnswer(f"{name} is not an object")
-    if said.keys() - set(known):
+    if value.keys() - set(known):
         raise InvalidAnswer(f"{name} has a field that is not documented")

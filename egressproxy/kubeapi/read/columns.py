@@ -75,16 +75,16 @@ def _each(values: Callable[[Manifest], Iterable[Any]], empty: str = "") -> Calla
 def _list(path: str, *names: str, separator: str = "/") -> Callable[[Manifest], str]:
     """Each item that stands at `path`, or those of its fields that it has, as in `gw/http`."""
 
-    def told(item: Any) -> str:
+    def text(item: Any) -> str:
         return separator.join([str(item[name]) for name in names if item.get(name)]) if isinstance(item, dict) else item
 
-    return _each(lambda manifest: map(told, _all_at(manifest, path)))
+    return _each(lambda manifest: map(text, _all_at(manifest, path)))
 
 
 def _of_condition(manifest: Manifest, type_: str, of: Sequence[str], field: str) -> list[str]:
     """A field of a condition at each place `of` (a route's parents, say); "" where there is none."""
-    places = [_all_at(place, "conditions") for path in of for place in _all_at(manifest, path)]
-    return [next((str(_at(each, field)) for each in place if _at(each, "type") == type_), "") for place in places]
+    lists = [_all_at(holder, "conditions") for path in of for holder in _all_at(manifest, path)]
+    return [next((str(_at(each, field)) for each in holder if _at(each, "type") == type_), "") for holder in lists]
 
 
 def _condition(type_: str, *of: str) -> Callable[[Manifest], str]:

@@ -107,5 +107,5 @@ def _aggregated(kind: ServedKind, version: str, is_writable: bool) -> dict[str, 
 def _common(kind: ServedKind, is_writable: bool) -> dict[str, list[str]]:
     """What both forms say alike; lists that are empty are left out."""
     verbs = sorted((*_READ, *_WRITE)) if is_writable and kind in CONFIGURED else _READ
-    said = {"verbs": verbs, "shortNames": kind.short_names, "categories": kind.categories}
-    return {name: list(values) for name, values in said.items() if values}
+    lists = {"verbs": verbs, "shortNames": kind.short_names, "categories": kind.categories}
+    return {name: list(values) for name, values in lists.items() if values}

@@ -71,8 +71,8 @@ class _Rendered:
 
     @cached_property
     def _made(self) -> list[PublishedObject]:
-        wanted = {subject for _, notice in self.events for subject in (notice.regarding, notice.related) if subject}
-        found = references(wanted, self.configuration)
+        subjects = {subject for _, notice in self.events for subject in (notice.regarding, notice.related) if subject}
+        found = references(subjects, self.configuration)
         return [made for number, notice in self.events for made in published(number, notice, found)]
 
 

@@ -42,8 +42,8 @@ class Watches:
         self._is_over = False
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place that a watch takes for as long as it lasts. Raises ApiError(429) where all are taken."""
+    def slot(self) -> Iterator[None]:
+        """A slot that a watch takes for as long as it lasts. Raises ApiError(429) where all are taken."""
         if self._open >= MAX_WATCHES:
             message = f"{MAX_WATCHES} watches are open; close one, or try later"
             raise ApiError(429, "TooManyRequests", message, retry_after_s=5)
@@ -93,9 +93,9 @@ class Watches:
                 yield _line("ERROR", failure(410, "Expired", _EXPIRED))
                 return
             version = changes[-1].version if changes else max(version, view.version)
-            wanted = [change for change in changes if encoder.asked.has(change.entry)]
-            if wanted:
-                yield await asyncio.to_thread(encoder.changes, wanted)
+            selected = [change for change in changes if encoder.asked.has(change.entry)]
+            if selected:
+                yield await asyncio.to_thread(encoder.changes, selected)
             now = loop.time()
             if options.has_bookmarks and (now >= bookmark_at or now >= end):
                 yield encoder.bookmark(version)

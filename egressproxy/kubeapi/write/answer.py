@@ -165,8 +165,8 @@ def _blamed(error: ConfigError, changes: dict[int, AppliedWrite]) -> int | None:
 
 def _defect(error: Exception) -> WriteRefused:
     """The refusal for a bug, with its location alone, since the error's text may contain a Secret's value."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    print(f"internal error: {type(error).__name__} at {place.filename}:{place.lineno}", file=sys.stderr)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    print(f"internal error: {type(error).__name__} at {frame.filename}:{frame.lineno}", file=sys.stderr)
     message = f"the write cannot be worked out ({type(error).__name__}); the gateway's log says where"
     return WriteRefused(500, "InternalError", message)
 
@@ -185,9 +185,9 @@ def with_warnings(change: AppliedWrite, compiled: Compiled) -> AppliedWrite:
     """The change with a warning for each problem of its object in this configuration, except notes."""
     if not change.text:
         return change  # the object is deleted
-    told = []
+    warnings = []
     for problem in warnings_of(change.resource, compiled):
         if problem.severity is not Severity.NOTE:
-            place = f"{problem.field_path}: " if problem.field_path else ""
-            told.append(f"{place}{problem.sentence}"[:MAX_TEXT])
-    return change._replace(warnings=(*change.warnings, *dict.fromkeys(told))[:MAX_WARNINGS])
+            path = f"{problem.field_path}: " if problem.field_path else ""
+            warnings.append(f"{path}{problem.sentence}"[:MAX_TEXT])
+    return change._replace(warnings=(*change.warnings, *dict.fromkeys(warnings))[:MAX_WARNINGS])

@@ -125,7 +125,7 @@ def _new_name(write: Write, body: Any) -> str:
     if isinstance(prefix, str) and prefix:
         return prefix[:248] + "".join(secrets.choice(_CONSONANTS) for _ in range(5))
     causes = [("FieldValueRequired", "Required value: name or generateName is required", "metadata.name")]
-    raise invalid(write, "metadata.name: Required value", causes)
+    raise invalid(write, causes, "metadata.name: Required value")
 
 
 def _current(old: Resource | None, write: Write, folder: Path) -> Manifest | None:
@@ -161,20 +161,20 @@ def _kept(old: Resource, write: Write, folder: Path) -> Manifest:
 
 def _check_preconditions(write: Write, body: Any, current: Manifest | None) -> None:
     """metav1.DeleteOptions. Raises WriteRefused(409)."""
-    wanted = body.get("preconditions") or {}
-    if not isinstance(wanted, dict):
+    required = body.get("preconditions") or {}
+    if not isinstance(required, dict):
         raise bad_request("preconditions has to be an object")
     uid = ((current or {}).get("metadata") or {}).get("uid")
-    if wanted.get("uid") not in (None, uid) or wanted.get("resourceVersion") not in (None, write.resource_version):
+    if required.get("uid") not in (None, uid) or required.get("resourceVersion") not in (None, write.resource_version):
         raise conflict(write, "a precondition does not hold")
 
 
 def _is_tried(write: Write, options: Mapping[str, Any]) -> bool:
     """A deletion says so in its body (metav1.DeleteOptions), or in the query as others. Raises WriteRefused(400)."""
-    said = options.get("dryRun")
-    if said not in (None, [], ["All"]):
+    dry_run = options.get("dryRun")
+    if dry_run not in (None, [], ["All"]):
         raise bad_request('dryRun of these options is not possible; write ["All"]')
-    return write.is_dry_run or bool(said)
+    return write.is_dry_run or bool(dry_run)
 
 
 def _made(write: Write, current: Manifest | None, body: Any, now: str) -> tuple[Manifest, tuple[str, ...]]:
@@ -220,14 +220,13 @@ def _patched(write: Write, current: Manifest | None, body: Any, shape: Shape) ->
 def _check_shape(made: Manifest, write: Write) -> None:
     """Raises WriteRefused(422) for what nothing can be worked out on."""
     if why := too_large(made):
-        raise invalid(write, why)
+        raise invalid(write, (), why)
     causes = [
         ("FieldValueInvalid", f"Invalid value: it has to be {what}", field)
         for field, what in faults(made, is_secret=write.is_secret)
     ]
     if causes:
-        told = ", ".join(f"{field}: {message}" for _, message, field in causes)
-        raise invalid(write, told, causes)
+        raise invalid(write, causes)
 
 
 def _check_room(write: Write, size: int, folder: Path, waiting: tuple[int, int], *, is_new: bool) -> None:
@@ -265,10 +264,10 @@ def _check_identity(made: Manifest, write: Write) -> None:
         metadata = made["metadata"] = {}
     if not isinstance(metadata, dict):
         raise bad_request("metadata has to be an object")
-    said = made.setdefault("kind", write.kind), made.setdefault("apiVersion", write.api_version)
-    versions = str(said[1]).rpartition("/")
-    if said[0] != write.kind or versions[0] != write.group or kind_class(str(said[1]), write.kind) is None:
-        raise bad_request(f"the body is {said[1]} {said[0]}, and the path {write.api_version} {write.kind}")
+    identity = made.setdefault("kind", write.kind), made.setdefault("apiVersion", write.api_version)
+    versions = str(identity[1]).rpartition("/")
+    if identity[0] != write.kind or versions[0] != write.group or kind_class(str(identity[1]), write.kind) is None:
+        raise bad_request(f"the body is {identity[1]} {identity[0]}, and the path {write.api_version} {write.kind}")
     namespace = metadata.get("namespace") or write.namespace
     if namespace != write.namespace:
         of_path = write.namespace or "none"
@@ -278,10 +277,10 @@ def _check_identity(made: Manifest, write: Write) -> None:
 
 
 def _check_version(metadata: Mapping[str, Any], write: Write) -> None:
-    wanted = metadata.get("resourceVersion")
-    if wanted and write.verb is Verb.CREATE:
+    version = metadata.get("resourceVersion")
+    if version and write.verb is Verb.CREATE:
         raise bad_request("resourceVersion should not be set on objects to be created")
-    if wanted and str(wanted) != write.resource_version:
+    if version and str(version) != write.resource_version:
         raise conflict(
             write, "the object has been modified; please apply your changes to the latest version and try again"
         )

@@ -33,8 +33,8 @@ def as_json(kind: str, body: bytes) -> bytes:
         if not body.startswith(_MAGIC):
             raise ValueError
         unknown = dict(_fields(memoryview(body)[len(_MAGIC) :].tobytes()))
-        said = _object(_bytes(unknown[1]), _TYPE)
-        return json.dumps({**said, **_object(_bytes(unknown[2]), shape)}).encode()
+        type_meta = _object(_bytes(unknown[1]), _TYPE)
+        return json.dumps({**type_meta, **_object(_bytes(unknown[2]), shape)}).encode()
     except (ValueError, IndexError, KeyError, UnicodeDecodeError):
         raise bad_request(f"the body is no {kind} in protobuf that is known here; send JSON") from None
 

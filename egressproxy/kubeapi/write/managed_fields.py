@@ -34,12 +34,12 @@ def apply(
     base = dict(current) if current is not None else {}
     owned = _owners(base)
     mine = (manager, "Apply")
-    wanted = _fields(applied, shape)
+    given = _fields(applied, shape)
     conflicts: dict[Path, list[str]] = {}
     for owner, paths in owned.items():
         if owner == mine:
             continue
-        for path in paths & wanted:
+        for path in paths & given:
             if path[-1] != "." and _value(base, path) != _value(applied, path):
                 conflicts.setdefault(path, []).append(owner[0])
     if conflicts and not is_forced:
@@ -48,11 +48,11 @@ def apply(
     owned = {owner: paths if owner == mine else paths - conflicts.keys() for owner, paths in owned.items()}
     others = frozenset().union(*(paths for owner, paths in owned.items() if owner != mine))
     made = _merged(base, applied, shape, ())
-    above = _above(wanted | others)
-    for path in sorted(before - wanted - others, key=lambda path: (path[-1] != ".", -len(path))):  # whole items first
+    above = _above(given | others)
+    for path in sorted(before - given - others, key=lambda path: (path[-1] != ".", -len(path))):  # whole items first
         if (path[:-1] if path[-1] == "." else path) not in above and not _is_key(path):
             _remove(made, path)
-    owned[mine] = wanted
+    owned[mine] = given
     return _with_owners(made, base, owned, mine, now)
 
 
@@ -153,9 +153,9 @@ def _value(manifest: Any, path: Path) -> Any:
 
 def _item(items: Any, step: str) -> Any:
     keys = json.loads(step[2:])
-    wanted = tuple(keys.values())
+    values = tuple(keys.values())
     every = items if isinstance(items, list) else ()
-    return next((each for each in every if item_key(each, tuple(keys)) == wanted), None)
+    return next((each for each in every if item_key(each, tuple(keys)) == values), None)
 
 
 def _remove(manifest: dict[str, Any], path: Path) -> None:

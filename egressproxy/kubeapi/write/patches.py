@@ -156,7 +156,7 @@ def with_values(made: Manifest, current: Mapping[str, Any] | None, write: Write)
             if key not in old:
                 message = f"Invalid value: this is how values are shown, and none is kept for {key}"
                 causes = [("FieldValueInvalid", message, f"data.{key}")]
-                raise invalid(write, f"data.{key}: {message}", causes)
+                raise invalid(write, causes)
             data[key] = old[key]
     metadata = dict(made.get("metadata") or {})
     kept = (current.get("metadata") or {}).get("annotations") or {}
@@ -226,5 +226,5 @@ def _ordered(items: list[Any], order: list[Any], names: tuple[str, ...] | None) 
     def key(item: Any) -> Any:
         return item_key(item, names) if names else item
 
-    wanted = {key(each): place for place, each in reversed(list(enumerate(order)))}
-    return sorted(items, key=lambda item: wanted.get(key(item), len(wanted)))
+    positions = {key(each): position for position, each in reversed(list(enumerate(order)))}
+    return sorted(items, key=lambda item: positions.get(key(item), len(positions)))

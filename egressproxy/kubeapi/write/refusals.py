@@ -30,16 +30,17 @@ def conflict(write: Write, why: str) -> WriteRefused:
     return WriteRefused(409, "Conflict", f"Operation cannot be fulfilled on {write.full_name}: {why}")
 
 
-def invalid(write: Write, why: str, causes: Sequence[tuple[str, str, str]] = ()) -> WriteRefused:
-    """422: the object cannot be what it would become. `causes` as in WriteRefused."""
+def invalid(write: Write, causes: Sequence[tuple[str, str, str]], why: str = "") -> WriteRefused:
+    """422: the object cannot be what it would become. `causes` as in WriteRefused; they say why, unless `why` does."""
+    why = why or ", ".join(f"{field}: {message}" if field else message for _, message, field in causes)
     return WriteRefused(422, "Invalid", f"{title(write)} is invalid: {why}", causes, write.name)
 
 
 def unreadable(problems: Sequence[Problem]) -> WriteRefused:
     """503: what is there already is refused, so nothing can be written beside it."""
-    told = "; ".join(str(problem)[:MAX_CAUSE] for problem in problems[:MAX_OTHERS])
+    listed = "; ".join(str(problem)[:MAX_CAUSE] for problem in problems[:MAX_OTHERS])
     more = f"; and {len(problems) - MAX_OTHERS} more" if len(problems) > MAX_OTHERS else ""
-    message = f"the configuration cannot be read, with or without this: {told}{more}"
+    message = f"the configuration cannot be read, with or without this: {listed}{more}"
     return WriteRefused(503, "ServiceUnavailable", message)
 
 
@@ -54,5 +55,4 @@ def refusal_of(error: ConfigError, write: Write, file: Path) -> WriteRefused:
         causes.append((f"FieldValue{kind}", f"{kind} value: {problem.sentence}"[:MAX_CAUSE], problem.field_path))
     if len(error.problems) > MAX_CAUSES:
         causes.append(("FieldValueInvalid", f"and {len(error.problems) - MAX_CAUSES} more", "<nil>"))
-    told = ", ".join(f"{field}: {message}" if field else message for _, message, field in causes)
-    return invalid(write, told, causes)
+    return invalid(write, causes)

@@ -107,11 +107,11 @@ class _Hold:
         self.decided: asyncio.Future[HoldDecision] = asyncio.get_running_loop().create_future()
 
     @property
-    def place(self) -> HoldPlace:
+    def position(self) -> HoldPlace:
         """The position in the order of expiry."""
         return self.deadline, self.description["id"]
 
-    def told(self, now: float) -> dict[str, Any]:
+    def to_dict(self, now: float) -> dict[str, Any]:
         """The request as JSON. `deadline` orders the requests of several workers."""
         waits, left = round(now - self.since, 1), round(self.deadline - now, 1)
         return {**self.description, "waitsSeconds": waits, "leftSeconds": left, "deadline": self.deadline}
@@ -229,8 +229,8 @@ class ApprovalHold(Filter):
             message = f"this request was not approved: {why}" if why else "this request was not approved"
             raise Denied(Reason.APPROVAL_DENIED, message, rule=self._source, detail=f"hold {key}")
         exchange.keep(WAITED, True)
-        told = f"{decision.by or 'somebody'} has approved a request to {exchange.authority}"
-        self._notices.normal("ApprovalGranted", f"{told}: {why}" if why else told)
+        note = f"{decision.by or 'somebody'} has approved a request to {exchange.authority}"
+        self._notices.normal("ApprovalGranted", f"{note}: {why}" if why else note)
 
     def _enter(self, exchange: Exchange) -> int:
         """Count a request to hold. Returns the argument of `_leave`. Raises LimitExceeded (429)."""
@@ -279,25 +279,25 @@ class ApprovalHold(Filter):
         if self._call is None:
             return
         if len(self._calls) >= MAX_CALLS:
-            self._untold(f"{MAX_CALLS} calls of the webhook are under way")
+            self._webhook_failed(f"{MAX_CALLS} calls of the webhook are under way")
             return
-        task = asyncio.get_running_loop().create_task(self._told(hold.description))
+        task = asyncio.get_running_loop().create_task(self._call_webhook(hold.description))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _told(self, description: dict[str, Any]) -> None:
+    async def _call_webhook(self, description: dict[str, Any]) -> None:
         assert self._call is not None
         message = json.dumps({"type": "egress.approval.requested", **description}).encode()
         fields = ((b"content-type", b"application/json"),)
         try:
             answer = await self._call.request(b"POST", self._webhook_path, fields, message, timeout_s=WEBHOOK_S)
         except CallFailed as error:
-            self._untold(error.reason.value)
+            self._webhook_failed(error.reason.value)
             return
         if not 200 <= answer.status < 300:
-            self._untold(f"status {answer.status}")
+            self._webhook_failed(f"status {answer.status}")
 
-    def _untold(self, why: str) -> None:
+    def _webhook_failed(self, why: str) -> None:
         remedy = "the request waits all the same: `egressproxy holds list`"
         self._notices.warning("ApprovalWebhookFailed", f"who is to approve was not told: {why}; {remedy}")
 
@@ -309,7 +309,7 @@ class ApprovalHold(Filter):
     def waiting(self, page: HoldPage) -> tuple[int, list[_Hold], int]:
         """The number of held requests; those of this page, soonest expiry first; and the number after this page."""
         held = list((self._of_owner.get(page.identity, {}) if page.identity else self._waiting).values())
-        begin = bisect_right(held, page.after, key=lambda hold: hold.place)
+        begin = bisect_right(held, page.after, key=lambda hold: hold.position)
         shown = held[begin : begin + page.limit]
         return len(held), shown, len(held) - begin - len(shown)
 
@@ -335,8 +335,8 @@ class ApprovalHold(Filter):
 
 def _methods_of(exchange: Exchange) -> set[bytes]:
     """The possible methods of this request for servers, in upper case: Django reads `post` as POST."""
-    said = [line.partition(b":")[2] for line in _OVERRIDES.findall(exchange.request.fields.block)]
-    return {each.strip().upper() for each in (exchange.method, *said)}
+    overrides = [line.partition(b":")[2] for line in _OVERRIDES.findall(exchange.request.fields.block)]
+    return {each.strip().upper() for each in (exchange.method, *overrides)}
 
 
 def holds(
@@ -348,10 +348,10 @@ def holds(
     found = [each for _, each in filters if isinstance(each, ApprovalHold)]
     decided = sum(each.decide(decision) for each in found) if decision is not None else 0
     states = [each.waiting(page) for each in found]
-    every = list(merge(*(shown for _, shown, _ in states), key=lambda hold: hold.place))
+    every = list(merge(*(shown for _, shown, _ in states), key=lambda hold: hold.position))
     now = time.monotonic()
     return {
-        "holds": [hold.told(now) for hold in every[: page.limit]],
+        "holds": [hold.to_dict(now) for hold in every[: page.limit]],
         "waiting": sum(count for count, _, _ in states),
         "behind": sum(behind for _, _, behind in states) + len(every[page.limit :]),
         "decided": decided,

@@ -127,7 +127,7 @@ class Audit(Filter):
         self._asked: StateSlot[SeenBody] = StateSlot("audit request")
         self._answered: StateSlot[SeenBody] = StateSlot("audit response")
         self._fields = tuple((name, name.lower().encode()) for name in config.request_fields)
-        self._said: StateSlot[dict[str, list[str]]] = StateSlot("audit fields")
+        self._extra_fields: StateSlot[dict[str, list[str]]] = StateSlot("audit fields")
         self._has_started = False
         self._notices = context.notices
         self._records = context.meter.counter("egress_audit_records", "Audit records, by decision.", ("decision",))
@@ -146,7 +146,7 @@ class Audit(Filter):
             wanted = {
                 name: [v[:_MAX_VALUE].decode("latin-1") for v in values] for name, values in found.items() if values
             }
-            exchange.keep(self._said, wanted)
+            exchange.keep(self._extra_fields, wanted)
         if why := self._writer.why_not(self._settings):
             raise self._unavailable(why)
 
@@ -208,7 +208,7 @@ class Audit(Filter):
             made["grpc_status"] = GRPC_NAMES[exchange.grpc_status]
         if exchange.would_deny:
             made["would_deny"] = [reason.value for reason in exchange.would_deny]
-        if fields := exchange.state.get(self._said):
+        if fields := exchange.state.get(self._extra_fields):
             made["fields"] = fields
         asked, answered = exchange.state.get(self._asked), exchange.state.get(self._answered)
         if asked is not None:
@@ -223,7 +223,7 @@ class Audit(Filter):
             made["tokens"] = usage._asdict()
         for name, seen in (("request_body", asked), ("response_body", answered)):
             if seen is not None:
-                made[name] = seen.told(self._redactor)
+                made[name] = seen.to_dict(self._redactor)
         return made
 
 

@@ -120,7 +120,7 @@ class SeenBody:
             if name and len(names) < MAX_NAMES and (cut := name[:MAX_NAME]) not in names:
                 names.append(cut)
 
-    def told(self, redactor: Redactor | None) -> dict[str, Any]:
+    def to_dict(self, redactor: Redactor | None) -> dict[str, Any]:
         """The entry of this body in the record."""
         made: dict[str, Any] = {"bytes": self.size}
         if self._digest is not None:

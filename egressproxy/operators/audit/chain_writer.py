@@ -196,9 +196,9 @@ class ChainWriter:
             line, link = made_line(self.chain, self._link, values, self._settings.key)
         except Exception as error:  # a failed redaction must not end the chain or its thread
             log.exception("internal error: an audit record cannot be made as it is")
-            told = {name: values[name] for name in ("time", "kind", "request_id") if name in values}
-            told["error"] = type(error).__name__
-            line, link = made_line(self.chain, self._link, told, self._settings.key)
+            fields = {name: values[name] for name in ("time", "kind", "request_id") if name in values}
+            fields["error"] = type(error).__name__
+            line, link = made_line(self.chain, self._link, fields, self._settings.key)
         try:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -245,8 +245,8 @@ class ChainWriter:
             self._file.close()
         self._file, self._number, self._size, self._opened_at = file, number, 0, time.time()
         self._settings = settings
-        told = {"file": number, "algorithm": settings.algorithm, "version": __version__, **more}
-        self._opening = {"time": stamp(self._opened_at), "kind": "open", **told}
+        header = {"file": number, "algorithm": settings.algorithm, "version": __version__, **more}
+        self._opening = {"time": stamp(self._opened_at), "kind": "open", **header}
         self._begin_file()
 
     def _begin_file(self) -> None:

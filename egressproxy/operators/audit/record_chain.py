@@ -50,32 +50,34 @@ class Link:
 def made_line(chain: str, before: Link, values: Mapping[str, Any], key: SecretBytes | None) -> tuple[bytes, Link]:
     """The next line, with its line feed, and where the chain is then. What is none of JSON is written as text."""
     head = {"chain": chain, "seq": before.seq + 1, "prev": before.hash}
-    told = json.dumps(head | dict(values), separators=(",", ":"), default=str).encode("utf-8", "backslashreplace")[:-1]
-    digest = _digest(told, key)
-    return b'%b,"hash":"%b"}\n' % (told, digest.encode()), Link(before.seq + 1, digest)
+    content = json.dumps(head | dict(values), separators=(",", ":"), default=str).encode("utf-8", "backslashreplace")[
+        :-1
+    ]
+    digest = _digest(content, key)
+    return b'%b,"hash":"%b"}\n' % (content, digest.encode()), Link(before.seq + 1, digest)
 
 
 def read_line(line: bytes, key: SecretBytes | None) -> tuple[dict[str, Any], str]:
     """What a line says, and its hash; that of an HMAC is compared with a `key` alone. Raises BadLine, with a reason."""
-    found = _LINE.fullmatch(line)
-    if found is None:
+    match = _LINE.fullmatch(line)
+    if match is None:
         raise BadLine("the line is no record")
-    told, digest = found.group(1), found.group(2).decode()
+    content, digest = match.group(1), match.group(2).decode()
     try:
-        values = json.loads(told + b"}")
+        values = json.loads(content + b"}")
     except ValueError:
         raise BadLine("the line is no JSON") from None
     if [type(values.get(name)) for name in ("seq", "prev", "chain")] != [int, str, str]:
         raise BadLine("the record has no chain, number or hash of the one before it")
-    if not hmac.compare_digest(_digest(told, key), digest):
+    if not hmac.compare_digest(_digest(content, key), digest):
         raise BadLine("the record does not have the hash that it tells: it was changed, or the key is another")
     return values, digest
 
 
-def _digest(told: bytes, key: SecretBytes | None) -> str:
+def _digest(content: bytes, key: SecretBytes | None) -> str:
     if key is None:
-        return hashlib.sha256(told).hexdigest()
-    return hmac.new(key.reveal(), told, hashlib.sha256).hexdigest()
+        return hashlib.sha256(content).hexdigest()
+    return hmac.new(key.reveal(), content, hashlib.sha256).hexdigest()
 
 
 def file_name(chain: str, number: int) -> str:

@@ -59,13 +59,13 @@ def verified(
     `key`: of HMAC; chains that have another algorithm are findings, since who changes records could choose one.
     Raises OSError.
     """
-    wanted = list(anchors)
+    expected = list(anchors)
     reports = []
     for chain, files in chains_in(folder).items():
-        of_chain = [anchor for anchor in wanted if anchor.chain == chain]
+        of_chain = [anchor for anchor in expected if anchor.chain == chain]
         reports.append(_chain_report(folder, chain, files, key, of_chain, is_partial))
     known = {report.chain for report in reports}
-    for anchor in wanted:
+    for anchor in expected:
         if anchor.chain not in known:
             gone = Finding(folder, 0, f"chain {anchor.chain} is gone: it had a record {anchor.seq}")
             reports.append(ChainReport(anchor.chain, findings=[gone]))
@@ -115,8 +115,8 @@ def _chain_report(
                 continue
             report.records += 1
             _compare(values, chain, link, where, found)
-            told = str(values.get("hash") or "")
-            link = Link(values["seq"], told)
+            digest = str(values.get("hash") or "")
+            link = Link(values["seq"], digest)
             anchor = expected.pop(link.seq, None)
             if anchor is not None and anchor.hash != link.hash:
                 found.append(Finding(*where, f"record {link.seq} is another than the anchor's"))

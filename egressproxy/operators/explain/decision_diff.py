@@ -217,8 +217,8 @@ def _depends_on_fields(decided: Decision) -> bool:
 
 def _elsewhere(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     """Where its listener is gone: whether any other would allow it. A listener by another name may be the same port."""
-    for place, port in snapshot.ports.items():  # the name that is asked for chooses among the listeners of a port
-        alone = Snapshot(snapshot.generation, {place: port}, snapshot.clusters, snapshot.filters)
+    for address, port in snapshot.ports.items():  # the name that is asked for chooses among the listeners of a port
+        alone = Snapshot(snapshot.generation, {address: port}, snapshot.clusters, snapshot.filters)
         found = outcome(alone, decision._replace(gateway=port.first.gateway, listener=port.first.name))
         if found.is_allowed:
             return replace(found, is_sure=False)

@@ -221,14 +221,14 @@ def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
     exchange, listener = decided.exchange, decided.listener
     if error["reason"] != Reason.NO_ROUTE.value or exchange.authority is None:
         return error
-    place = f"listener {listener.name} of Gateway {listener.gateway}"
+    listener_name = f"listener {listener.name} of Gateway {listener.gateway}"
     near = list(islice(listener.http.rules_of(exchange.authority.host), MAX_NEAR))
     if near:
         error["near"] = [render.match_values(each) for each in near]
         remedy = f"none of the rules for {exchange.authority.host} matches: add a match to one of them"
     else:
         kind = "a TLSRoute" if exchange.is_tunnel else "an HTTPRoute"
-        remedy = f"attach {kind} with hostname {exchange.authority.host} to {place}"
+        remedy = f"attach {kind} with hostname {exchange.authority.host} to {listener_name}"
     return {**error, "remedy": remedy}
 
 
@@ -251,14 +251,14 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
         made["connections"] = kept
     made["credentials"] = render.secret_values(backend.chain, filters) if not exchange.is_tunnel else []
     if backend.denied is not None:
-        place = backend.denied.authority
-        made["host"], made["port"] = place.host, place.port
+        authority = backend.denied.authority
+        made["host"], made["port"] = authority.host, authority.port
     if backend.cluster is None:
         return {**made, "error": render.error_values(backend.fault(route.name, route.rule))}
     if backend.denied is not None:
         made["wouldDeny"] = render.error_values(backend.denied.error())
     try:
-        await _describe_way(made, decided, backend.cluster)
+        await _describe_upstream(made, decided, backend.cluster)
         if not exchange.is_tunnel:
             exchange.backend, exchange.backend_is_secure = backend.name, made["tls"] is not None
             target = backend.cluster.tunnel_target(exchange)
@@ -274,7 +274,7 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
     return made
 
 
-async def _describe_way(made: dict[str, Any], decided: Decision, cluster: Cluster) -> None:
+async def _describe_upstream(made: dict[str, Any], decided: Decision, cluster: Cluster) -> None:
     """Fill in names, addresses and TLS, in the order of a dial. Raises what a dial would raise before it dials."""
     exchange = decided.exchange
     backend = cluster.spec.backend
@@ -336,7 +336,7 @@ async def _describe_parent(made: dict[str, Any], decided: Decision, cluster: Clu
         values["protocol"] = parent.spec.backend.protocol.value
     if cluster.spec.backend.parent_identity_key is not None:
         values["identity"] = "signed"
-    await _describe_way(values, decided, parent)
+    await _describe_upstream(values, decided, parent)
     tls = parent.spec.backend.tls
     if tls is not None:  # that of a tunnel's client is not ours, that to the parent is
         values["tls"] = _tls_values(tls, parent, values.get("host", ""))
@@ -372,8 +372,11 @@ def _tls_values(tls: BackendTlsIR, cluster: Cluster, host: str) -> dict[str, Any
     values = render.tls_values(tls, host, cluster.spec.backend.destination)
     failure = cluster.tls_failure(host)
     if failure is not None:
-        told = failure._asdict()
-        values["latestFailure"] = {"secondsAgo": round(cluster.network.wheel.now - told.pop("at"), 1), **told}
+        failure_values = failure._asdict()
+        values["latestFailure"] = {
+            "secondsAgo": round(cluster.network.wheel.now - failure_values.pop("at"), 1),
+            **failure_values,
+        }
     return values
 
 

@@ -62,12 +62,12 @@ class NameQuestion:
             raise HypotheticalRequestError(f"{name!r} port {port!r} is no destination: {error}") from None
         if authority.address is not None:
             raise HypotheticalRequestError(f"{name} is an address: no name server is asked for it")
-        wanted = {key: values.get(key, "") for key in ("gateway", "policy", "backend")}
-        for key, value in wanted.items():
+        options = {key: values.get(key, "") for key in ("gateway", "policy", "backend")}
+        for key, value in options.items():
             if value and value.count("/") != 1:
                 raise HypotheticalRequestError(f"{key} {value!r} is not NAMESPACE/NAME")
         identity = HypotheticalRequest.of([("url", "http://-/"), *client]).identity
-        return cls(authority, identity=identity, **wanted)
+        return cls(authority, identity=identity, **options)
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ BACKEND_PHASES = (
 
 
 def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
-    """One listener of a port."""
+    """What a listener serves: where, under which certificates, and how it knows its clients."""
     spec = listener.spec
     made: dict[str, Any] = {
         "gateway": listener.gateway, "name": listener.name, "protocol": spec.protocol.value,
@@ -81,14 +81,14 @@ def match_values(match: Match[Route]) -> dict[str, Any]:
 
 def entry_values(rule: DestinationRule) -> dict[str, Any]:
     """One entry of `destinations`, in the words of an EgressPolicy."""
-    said = {
+    values = {
         "policy": rule.policy,
         "hostnames": list(rule.hostnames),
         "ports": list(rule.ports),
         "cidrs": list(map(str, rule.cidrs)),
         "sni": rule.sni.value if rule.sni is not SniCheck.MATCH else "",
     }
-    return {name: value for name, value in said.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
 def error_values(error: GatewayError) -> dict[str, Any]:
@@ -221,8 +221,8 @@ def timeout_values(
 def kept_values(kept: ConnectionsIR) -> dict[str, float | bool]:
     """What ends a connection to the backend, besides idle time (seconds, exchanges), and whether tenants share it."""
     made = {"maxAge": kept.max_age_s, "maxRequests": float(kept.max_requests)}
-    said: dict[str, float | bool] = {name: value for name, value in made.items() if value}
-    return said | ({"shareTenants": False} if kept.is_per_tenant else {})
+    limits: dict[str, float | bool] = {name: value for name, value in made.items() if value}
+    return limits | ({"shareTenants": False} if kept.is_per_tenant else {})
 
 
 def steps_of(chain: Chain, phase: str) -> Iterator[FilterStep]:
@@ -262,9 +262,9 @@ async def describe_resolved(made: dict[str, Any], opener: ConnectionOpener, host
     if opener.reverse_check is ReverseCheck.OFF or why_not_asked:
         return
     findings = await find_names(resolver, host, left, through)
-    said = {str(each.address): f"{each.result}: {each.why}" for each in findings}
+    results = {str(each.address): f"{each.result}: {each.why}" for each in findings}
     for each in made["addresses"]:
-        each["reverse"] = said.get(each["address"], "not asked")
+        each["reverse"] = results.get(each["address"], "not asked")
         if opener.reverse_check is ReverseCheck.ENFORCE and not each["reverse"].startswith("agrees"):
             each["verdict"] = "refuse"
     if opener.reverse_check is ReverseCheck.ENFORCE:

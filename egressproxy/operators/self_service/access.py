@@ -107,8 +107,8 @@ def _entries(rules: Iterable[DestinationRule]) -> list[dict[str, Any]]:
     """In the words of an EgressPolicy; without names and ranges an entry is for every host."""
     made = []
     for rule in islice(rules, MAX_ENTRIES):
-        said = {"hostnames": rule.hostnames, "cidrs": map(str, rule.cidrs), "ports": rule.ports}
-        lists = {name: list(values) for name, values in said.items()}
+        fields = {"hostnames": rule.hostnames, "cidrs": map(str, rule.cidrs), "ports": rule.ports}
+        lists = {name: list(values) for name, values in fields.items()}
         made.append({name: values for name, values in lists.items() if values})
     return made
 

@@ -174,10 +174,10 @@ async def _of_mcp(
         raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
     body = await held.take_body(MAX_MESSAGE)
     waits = await _waiting_of(exchange, waiting) if ACCESS.encode() in body else []
-    said = answer_message(
+    answer = answer_message(
         body, lambda: access_of(exchange, listener, waits), lambda url, of: check(exchange, listener, url, of, decide)
     )
-    return _json(said) if said is not None else LocalResponse(202, _USUAL)
+    return _json(answer) if answer is not None else LocalResponse(202, _USUAL)
 
 
 def _asked(query: bytes) -> tuple[str, str]:

@@ -93,7 +93,7 @@ def _called(
 ) -> Values:
     name, arguments = params.get("name"), params.get("arguments") or {}
     if name == ACCESS:
-        return _result(number, _told(access()))
+        return _result(number, _tool_result(access()))
     if name != CHECK:
         return _error(number, INVALID_PARAMS, f"there is no tool {str(name)[:80]!r}; there are {ACCESS} and {CHECK}")
     url = arguments.get("url") if isinstance(arguments, dict) else None
@@ -103,12 +103,12 @@ def _called(
     if not isinstance(method, str):
         return _error(number, INVALID_PARAMS, f"method of {CHECK} has to be a string")
     try:
-        return _result(number, _told(check(url, method)))
+        return _result(number, _tool_result(check(url, method)))
     except ValueError as error:
         return _result(number, {"content": [{"type": "text", "text": str(error)}], "isError": True})
 
 
-def _told(values: Values) -> Values:
+def _tool_result(values: Values) -> Values:
     return {
         "content": [{"type": "text", "text": json.dumps(values)}], "structuredContent": values, "isError": False,
     }  # fmt: skip

@@ -90,12 +90,12 @@ def _form(checked: Mapping[str, Any] | None) -> str:
     verdict = allowed if checked["allowed"] else f"denied ({checked['reason']})"
     remedy = f"What helps: {checked['remedy']}." if checked.get("remedy") else ""
     message = f"{checked['message']}." if checked.get("message") else ""
-    said = " ".join(filter(None, (message, remedy, checked.get("waits", ""))))
+    text = " ".join(filter(None, (message, remedy, checked.get("waits", ""))))
     kind = "wait" if "waits" in checked else "good" if checked["allowed"] else "bad"
-    told = f" — {escape(said)}" if said else ""
+    note = f" — {escape(text)}" if text else ""
     return (
         f'{form}<p id="verdict" role="status"><code>{url}</code>: <strong class="{kind}">{escape(verdict)}</strong>'
-        f"{told}</p>"
+        f"{note}</p>"
     )
 
 
@@ -131,8 +131,8 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     body = ""
     for row in rows:
         cells = zip(map(escape, names), map(escape, row), strict=True)
-        told = "".join(f'<td data-of="{name}"><span>{cell}</span></td>' for name, cell in cells)
-        body += f"<tr>{told}</tr>"
+        cells_html = "".join(f'<td data-of="{name}"><span>{cell}</span></td>' for name, cell in cells)
+        body += f"<tr>{cells_html}</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

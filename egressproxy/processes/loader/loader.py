@@ -110,9 +110,9 @@ class Loader:
             try:
                 self._process = LoaderProcess()
             except OSError as error:
-                place = f" ({error.filename})" if error.filename else ""
+                file = f" ({error.filename})" if error.filename else ""
                 what = "the process that reads the configuration cannot be started"
-                raise OSError(f"{what}: {error.strerror or error}{place}") from None
+                raise OSError(f"{what}: {error.strerror or error}{file}") from None
         return self._process
 
     def _rest(self) -> None:

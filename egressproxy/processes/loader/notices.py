@@ -36,21 +36,23 @@ def _tell(problems: Sequence[tuple[int, Problem]]) -> None:
         log.warning("and %d more, which `egressproxy check` shows", len(problems) - MAX_TOLD)
 
 
-def rejected(error: Exception, places: Iterable[ListenerAddress], generation: int, unbound: str = "") -> list[Notice]:
-    """A warning for Gateways at `places`: the old configuration stays. `unbound`: "gateway/listener, …" at fault."""
+def rejected(
+    error: Exception, addresses: Iterable[ListenerAddress], generation: int, unbound: str = ""
+) -> list[Notice]:
+    """A warning for Gateways at `addresses`: the old configuration stays. `unbound`: "gateway/listener, …" at fault."""
     blamed = {_gateway(listener) for listener in unbound.split(", ") if listener}
-    told = [new_notice("ListenerNotBound", "Bind", gateway, str(error)) for gateway in sorted(blamed)]
+    unbound_notices = [new_notice("ListenerNotBound", "Bind", gateway, str(error)) for gateway in sorted(blamed)]
     message = f"the new configuration is rejected, configuration {generation} stays in service: {_in_short(error)}"
-    others = sorted(_gateways(places) - blamed)
-    return told + [new_notice("ConfigurationRejected", "Reload", gateway, message) for gateway in others]
+    others = sorted(_gateways(addresses) - blamed)
+    return unbound_notices + [new_notice("ConfigurationRejected", "Reload", gateway, message) for gateway in others]
 
 
-def accepted(places: Iterable[ListenerAddress], generation: int) -> list[Notice]:
-    """For every Gateway at `places`: a configuration is in service again after a rejected one."""
+def accepted(addresses: Iterable[ListenerAddress], generation: int) -> list[Notice]:
+    """For every Gateway at `addresses`: a configuration is in service again after a rejected one."""
     message = f"configuration {generation} is in service"
     return [
         new_notice("ConfigurationAccepted", "Reload", gateway, message, severity=EventType.NORMAL)
-        for gateway in sorted(_gateways(places))
+        for gateway in sorted(_gateways(addresses))
     ]
 
 
@@ -60,8 +62,8 @@ def broken(found: Iterable[tuple[str, str]]) -> list[Notice]:
     return [new_notice("ReferenceBroken", "Resolve", each, sentence) for each, sentence in named if each is not None]
 
 
-def _gateways(places: Iterable[ListenerAddress]) -> set[InvolvedObject]:
-    return {_gateway(place.listener) for place in places}
+def _gateways(addresses: Iterable[ListenerAddress]) -> set[InvolvedObject]:
+    return {_gateway(address.listener) for address in addresses}
 
 
 def _gateway(listener: str) -> InvolvedObject:

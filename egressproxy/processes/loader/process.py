@@ -176,11 +176,11 @@ class LoaderProcess:
         left_s = max(deadline - time.monotonic(), 0.01)
         self._control.settimeout(left_s)
         try:
-            said = self._control.recv(STATUS.size)
+            packed = self._control.recv(STATUS.size)
         except ConnectionError:
-            said = b""
-        if len(said) == STATUS.size:
-            status: int = STATUS.unpack(said)[0]
+            packed = b""
+        if len(packed) == STATUS.size:
+            status: int = STATUS.unpack(packed)[0]
             return status, True
         return self._process.wait(left_s), False
 

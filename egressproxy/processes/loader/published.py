@@ -69,15 +69,15 @@ class _Packed:
                 yield each
 
 
-def _with_rejection(status: bytes, said: _Packed, generation: int) -> bytes:
+def _with_rejection(status: bytes, published: _Packed, generation: int) -> bytes:
     made: dict[str, Any] = json.loads(status)
     condition = {
         "type": "egressproxy.io/ReloadRejected",
         "status": "True",
-        "reason": said.reason,
-        "message": said.rejection[:MAX_MESSAGE],
+        "reason": published.reason,
+        "message": published.rejection[:MAX_MESSAGE],
         "observedGeneration": generation,
-        "lastTransitionTime": said.since,
+        "lastTransitionTime": published.since,
     }
     made["conditions"] = [*made.get("conditions", ()), condition]
     return json.dumps(made).encode()

@@ -63,9 +63,9 @@ LOADED: Final = (CertificateUse, ListenerAddress, CompiledConfig, Problem, Sever
 
 def builtin(port: int) -> CompiledConfig:
     """The default gateway without a configuration, on this port."""
-    told = Problem("", 0, 0, "", "", open_proxy_warning(port), "", Severity.WARNING, "OpenProxy")
+    warning = Problem("", 0, 0, "", "", open_proxy_warning(port), "", Severity.WARNING, "OpenProxy")
     config = open_proxy(port)
-    return CompiledConfig(pack(config), places(config), findings=(told,))
+    return CompiledConfig(pack(config), places(config), findings=(warning,))
 
 
 def places(config: ConfigIR) -> tuple[ListenerAddress, ...]:

@@ -27,7 +27,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -43,11 +43,10 @@ WORKING_S: Final = 1.0
 class Conversation:
     """One end of the channel. `next` gives the messages of the other end in their order."""
 
-    def __init__(self, sock: socket.socket, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.peer, self.peer_user = peer_of(sock)
         self.withdrawn = asyncio.Event()  # the other end has said so
         self._heard: asyncio.Queue[tuple[dict[str, Any], list[int]] | None] = asyncio.Queue()
-        self._on_end = on_end
         self._channel = FrameChannel(sock, self._on_frame, self._ended)
 
     @property
@@ -63,20 +62,20 @@ class Conversation:
 
         Raises EOFError where the other end is gone or has sent something else, and TimeoutError.
         """
-        said = await asyncio.wait_for(self._heard.get(), within_s)
-        if said is None:
+        message = await asyncio.wait_for(self._heard.get(), within_s)
+        if message is None:
             self._heard.put_nowait(None)
             raise EOFError
-        fields, descriptors = said
+        fields, descriptors = message
         return fields["type"], fields, descriptors
 
     async def expect(self, kind: str, within_s: float | None = None) -> dict[str, Any]:
         """The fields of the next message of this type; others are left out. Raises EOFError and TimeoutError."""
         async with asyncio.timeout(within_s):
             while True:
-                said, fields, descriptors = await self.next()
+                received, fields, descriptors = await self.next()
                 close_all(descriptors)
-                if said == kind:
+                if received == kind:
                     return fields
 
     def say_kill(self, change: KillChange) -> None:
@@ -86,27 +85,26 @@ class Conversation:
     def close(self) -> None:
         self._channel.close()
         while not self._heard.empty():
-            if (said := self._heard.get_nowait()) is not None:
-                close_all(said[1])
+            if (message := self._heard.get_nowait()) is not None:
+                close_all(message[1])
         self._heard.put_nowait(None)
 
     def _on_frame(self, frame: bytes, descriptors: list[int]) -> None:
         try:
-            said = json.loads(frame)
-            if not isinstance(said, dict) or not isinstance(said.get("type"), str):
+            message = json.loads(frame)
+            if not isinstance(message, dict) or not isinstance(message.get("type"), str):
                 raise ValueError("no message")
         except ValueError:
             close_all(descriptors)
             self._channel.close()
             self._ended()
             return
-        if said["type"] == "withdrawn":
+        if message["type"] == "withdrawn":
             self.withdrawn.set()
-        self._heard.put_nowait((said, descriptors))
+        self._heard.put_nowait((message, descriptors))
 
     def _ended(self) -> None:
         self._heard.put_nowait(None)
-        self._on_end()
 
 
 def kill_of(fields: Mapping[str, Any]) -> KillChange:

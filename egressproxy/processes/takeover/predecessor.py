@@ -64,13 +64,13 @@ class Predecessor:
             )
         conversation.say("hello", versions=VERSIONS, release=__version__, pid=os.getpid())
         try:
-            kind, said = "", dict[str, Any]()
+            kind, fields = "", dict[str, Any]()
             while kind != "hello":
-                kind, said, descriptors = await found._said()
+                kind, fields, descriptors = await found._next_message()
                 close_all(descriptors)
         except EOFError:
             return None  # just ended
-        log.info("process %d of release %s serves; this one takes its place", found.pid, said.get("release", "?"))
+        log.info("process %d of release %s serves; this one takes its place", found.pid, fields.get("release", "?"))
         return found
 
     async def switch(self, sockets: ListeningSockets) -> None:
@@ -82,7 +82,7 @@ class Predecessor:
         self._working = asyncio.create_task(self._tell_working())
         try:
             while True:
-                kind, fields, descriptors = await self._said()
+                kind, fields, descriptors = await self._next_message()
                 if kind == "socket" and len(descriptors) == 1:
                     try:
                         sockets.give(
@@ -105,15 +105,15 @@ class Predecessor:
             self._conversation.say("working")
             await asyncio.sleep(WORKING_S)
 
-    async def serving(self, places: Iterable[Place], follow: Callable[[KillChange], Awaitable[None]]) -> None:
+    async def serving(self, addresses: Iterable[Place], follow: Callable[[KillChange], Awaitable[None]]) -> None:
         """Report that this process accepts connections at these inherited places. Kill-switch changes since `switch`
         are passed to `follow`. Raises ConfigRefused if the predecessor has cancelled.
         """
         self._end_working()
-        self._conversation.say("serving", places=list(places))
+        self._conversation.say("serving", places=list(addresses))
         try:
             while True:
-                kind, fields, descriptors = await self._said()
+                kind, fields, descriptors = await self._next_message()
                 close_all(descriptors)
                 if kind == "kill":
                     await follow(kill_of(fields))
@@ -138,7 +138,7 @@ class Predecessor:
             os.close(self.lock)
             self.lock = None
 
-    async def _said(self) -> tuple[str, dict[str, Any], list[int]]:
+    async def _next_message(self) -> tuple[str, dict[str, Any], list[int]]:
         """Raises ConfigRefused, EOFError."""
         try:
             kind, fields, descriptors = await self._conversation.next(ANSWER_S)
@@ -152,10 +152,10 @@ class Predecessor:
         return kind, fields, descriptors
 
 
-def _killed(told: Any) -> KilledIdentities:
+def _killed(entries: Any) -> KilledIdentities:
     """The killed identities. Raises ConfigRefused for invalid data: without the list no client may be served."""
     try:
-        every = [KilledIdentity(each["identity"], each["why"], float(each["since"])) for each in told]
+        every = [KilledIdentity(each["identity"], each["why"], float(each["since"])) for each in entries]
     except (KeyError, TypeError, ValueError) as error:
         why = f"the process before does not say who is out of service ({type(error).__name__}), so nobody is served"
         raise ConfigRefused(f"--takeover: {why}: restart the gateway without a takeover") from None

@@ -155,7 +155,7 @@ class Succession:
 
     async def _hand_over(self, successor: Conversation) -> bool:
         """Hand over to the successor; returns whether it serves. Otherwise this process is unchanged."""
-        listeners = self._kill_switch.told
+        listeners = self._kill_switch.listeners
         try:
             await successor.expect("switch", START_S)
             async with self._taking:

@@ -48,8 +48,8 @@ class FilterWorker(Worker):
         snapshot = await super().prepare(asked)
         if problems := unservable(snapshot):
             more = [f"… and {len(problems) - _MAX_TOLD} more"] if len(problems) > _MAX_TOLD else []
-            told = "\n".join([*problems[:_MAX_TOLD], *more])
-            raise ConfigRefused(f"filters that are served to Envoy cannot do everything that a gateway does:\n{told}")
+            listed = "\n".join([*problems[:_MAX_TOLD], *more])
+            raise ConfigRefused(f"filters that are served to Envoy cannot do everything that a gateway does:\n{listed}")
         return snapshot
 
     async def put_into_service(self, snapshot: Snapshot, own: tuple[tuple[str, int], ...]) -> None:

@@ -35,7 +35,7 @@ class KillSwitch:
         self._file = folder / NAME if folder is not None else None
         self._killed = KilledIdentities()
         self.turn = asyncio.Lock()  # held during a change
-        self.told: list[Callable[[KillChange], None]] = []  # called after a change
+        self.listeners: list[Callable[[KillChange], None]] = []  # called after a change
         self._successor = 0  # the pid of the successor
         self._changes: set[asyncio.Task[int]] = set()
         metrics.add_gauge(
@@ -45,7 +45,6 @@ class KillSwitch:
 
     @property
     def killed(self) -> KilledIdentities:
-        """The killed identities."""
         return self._killed
 
     async def start(self, killed: KilledIdentities = KilledIdentities()) -> None:  # noqa: B008 (immutable)
@@ -90,7 +89,7 @@ class KillSwitch:
                 await self._data_plane.kill(self._killed, change)
             with suppress(OSError):  # logged already
                 await self._keep(self._killed, "it is so until the process ends, and was not written")
-            for tell in self.told:
+            for tell in self.listeners:
                 tell(change)
 
     async def answer(self, change: KillChange | None) -> bytes:
@@ -107,7 +106,7 @@ class KillSwitch:
             self._changes.add(doing)
             doing.add_done_callback(self._changes.discard)
             cut = await asyncio.shield(doing)
-        return await in_turns(_told(self._killed, cut, is_kept=self._file is not None))
+        return await in_turns(_state_json(self._killed, cut, is_kept=self._file is not None))
 
     async def _change(self, change: KillChange) -> int:
         """Apply a change; returns the number of exchanges cut."""
@@ -130,7 +129,7 @@ class KillSwitch:
                 log.warning("kill switch: the identity %r is out of service; exchanges cut: %d", change.name, cut)
             else:
                 log.warning("kill switch: the identity %r is in service again", change.name)
-            for tell in self.told:
+            for tell in self.listeners:
                 tell(change)
             return cut
 
@@ -146,7 +145,7 @@ class KillSwitch:
             raise OSError(message) from None
 
 
-def _told(killed: KilledIdentities, cut: int, *, is_kept: bool) -> Work[bytes]:
+def _state_json(killed: KilledIdentities, cut: int, *, is_kept: bool) -> Work[bytes]:
     """The state as JSON, as cooperative work, since there may be thousands of entries."""
     names = []
     for each in killed.every:

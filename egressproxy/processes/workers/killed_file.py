@@ -58,13 +58,13 @@ def write_killed(file: Path, killed: KilledIdentities) -> None:
 
 def _identity(number: int, found: Any) -> KilledIdentity:
     """Raises ValueError, with the place."""
-    place = f"killed[{number}]"
+    path = f"killed[{number}]"
     if type(found) is not dict or found.keys() != _FIELDS:
-        raise ValueError(f"{place} has not the fields {', '.join(sorted(_FIELDS))} alone")
+        raise ValueError(f"{path} has not the fields {', '.join(sorted(_FIELDS))} alone")
     name, why, since = found["identity"], found["why"], found["since"]
     if type(name) is not str or type(why) is not str or type(since) not in (int, float) or not 0 <= since < 2**40:
-        raise ValueError(f"{place} has a field of another type than text, text and seconds")
+        raise ValueError(f"{path} has a field of another type than text, text and seconds")
     try:
         return KilledIdentity(name, why, float(since))
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+        raise ValueError(f"{path}: {error}") from None

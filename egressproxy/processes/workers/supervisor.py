@@ -102,8 +102,8 @@ class Supervisor(DataPlane):
         except WorkerEnded as error:
             raise ConfigRefused(str(error)) from None
         except OSError as error:
-            place = f" ({error.filename})" if error.filename else ""
-            raise ConfigRefused(f"a worker cannot be started: {error.strerror}{place}") from None
+            file = f" ({error.filename})" if error.filename else ""
+            raise ConfigRefused(f"a worker cannot be started: {error.strerror}{file}") from None
         self._members.update(handles)
         self._tasks = [asyncio.create_task(self._keep(handle)) for handle in handles]
         self._tasks.append(asyncio.create_task(self._collect_regularly()))
@@ -276,7 +276,7 @@ class Supervisor(DataPlane):
         self._sockets.update(new)
         self._changed.set()
         await asyncio.gather(*(self._swap(handle, configuration, new) for handle in self._members))
-        self._close_sockets([place for place in self._sockets if place not in self._places(configuration)])
+        self._close_sockets([address for address in self._sockets if address not in self._places(configuration)])
 
     async def replace_endpoints(self, updates: EndpointUpdates) -> bool:
         self._endpoints = {**self._endpoints, **updates}
@@ -334,9 +334,9 @@ class Supervisor(DataPlane):
         filters = self._options.filters
         return configuration.places if filters is None else {(str(filters), 0): "filters"}
 
-    def _close_sockets(self, places: list[tuple[str, int]]) -> None:
-        for place in places:
-            self._sockets.pop(place).close()
+    def _close_sockets(self, addresses: list[tuple[str, int]]) -> None:
+        for address in addresses:
+            self._sockets.pop(address).close()
 
     # --- questions -------------------------------------------------------------------------------------------------
     async def ask_one(self, name: str, *arguments: object) -> bytes:

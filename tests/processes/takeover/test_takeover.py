@@ -196,7 +196,7 @@ async def test_the_kill_switch_does_not_wait_for_a_successor_which_follows(world
     await successor.kill_switch.start(before.killed)
     await before.serving([], successor.kill_switch.follow)
     assert [each.name for each in successor.fleet.killed.every] == ["agents/b"]
-    assert world.owner.kill_switch.told == []
+    assert world.owner.kill_switch.listeners == []
     before.close()
 
 
@@ -204,7 +204,7 @@ async def test_a_kill_reaches_every_process_that_still_drains(world: World):
     """Of three in a row the last one is told, and says it to the one before, which says it to the first."""
     first = KillSwitch(cast(DataPlane, fleet := Cutting()), Metrics("0"))
     passed: list[asyncio.Task[None]] = []
-    world.owner.kill_switch.told.append(lambda change: passed.append(asyncio.create_task(first.follow(change))))
+    world.owner.kill_switch.listeners.append(lambda change: passed.append(asyncio.create_task(first.follow(change))))
     before = await world.find()
     await before.switch(ListeningSockets())
     await before.serving([], nobody)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai.translation.anthropic.request_reader import IMAGE_TYPES
-from egressproxy.ai.translation.content import only_texts, said
+from egressproxy.ai.translation.content import only_texts, without_none
 from egressproxy.ai.translation.conversation import (
     ContentPart,
     Conversation,
@@ -27,14 +27,16 @@ from egressproxy.model.strict_json import Unreadable, are_too_many, loads_strict
 from egressproxy.model.work import Work
 
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
+#: What Anthropic's `max_tokens` becomes when an OpenAI request has no limit: every current model allows it.
+DEFAULT_MAX_TOKENS: Final = 8192
 _NOTHING_LIKE_IT: Final = "cannot be translated: Anthropic has nothing like it"
 
 
-def write_request(conversation: Conversation, model: str, default_max_tokens: int) -> Work[dict[str, Any]]:
+def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]]:
     """The body of the request, as cooperative work. Raises Untranslatable for required content without equivalent."""
     _drop_or_refuse(conversation)
     system, messages = yield from _turns(conversation)
-    body: dict[str, Any] = {"model": model, "max_tokens": conversation.max_tokens or default_max_tokens}
+    body: dict[str, Any] = {"model": model, "max_tokens": conversation.max_tokens or DEFAULT_MAX_TOKENS}
     tier = "standard_only" if conversation.service_tier == "default" else None
     user = conversation.safety_identifier or conversation.user
     optional = {
@@ -51,7 +53,7 @@ def write_request(conversation: Conversation, model: str, default_max_tokens: in
         "service_tier": tier,
         "stream": conversation.is_stream or None,
     }
-    return body | said(optional)
+    return body | without_none(optional)
 
 
 def _drop_or_refuse(conversation: Conversation) -> None:
@@ -165,7 +167,7 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 def _tool(tool: Tool) -> dict[str, Any]:
     schema = _NO_PARAMETERS if tool.parameters is None else tool.parameters
     written = {"name": tool.name, "description": tool.description, "input_schema": schema, "strict": tool.is_strict}
-    return said(written)
+    return without_none(written)
 
 
 def _tool_choice(conversation: Conversation) -> dict[str, Any] | None:

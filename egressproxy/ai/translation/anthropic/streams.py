@@ -178,46 +178,46 @@ class MessageStreamWriter:
         self._refusals = io.StringIO()
         self._size = 0  # of them
 
-    def write(self, told: StreamEvent) -> bytes:
-        if isinstance(told, Delta):
-            return self._delta(told)
-        if isinstance(told, PartStarted):
-            return self._part(told)
-        if isinstance(told, PartEnded):
+    def write(self, stream_event: StreamEvent) -> bytes:
+        if isinstance(stream_event, Delta):
+            return self._delta(stream_event)
+        if isinstance(stream_event, PartStarted):
+            return self._part(stream_event)
+        if isinstance(stream_event, PartEnded):
             if self._kind is PartKind.REFUSAL:
                 return b""
             return event(b"content_block_stop", b'{"type":"content_block_stop","index":%d}' % self._index)
-        if isinstance(told, Started):
-            return self._start(told)
-        if isinstance(told, Finished):
-            return self._finish(told)
-        if isinstance(told, Failed):
-            return event(b"error", dumps(error_object(Api.ANTHROPIC, told.status, told.message)))
+        if isinstance(stream_event, Started):
+            return self._start(stream_event)
+        if isinstance(stream_event, Finished):
+            return self._finish(stream_event)
+        if isinstance(stream_event, Failed):
+            return event(b"error", dumps(error_object(Api.ANTHROPIC, stream_event.status, stream_event.message)))
         return event(b"ping", b'{"type":"ping"}')
 
-    def _start(self, told: Started) -> bytes:
+    def _start(self, started: Started) -> bytes:
         message: dict[str, Any] = {
-            "id": f"msg_{without_prefix(told.id)}",
+            "id": f"msg_{without_prefix(started.id)}",
             "type": "message",
             "role": "assistant",
-            "model": told.model,
+            "model": started.model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
             "stop_details": None,
-            "usage": written_usage(told.usage),
+            "usage": written_usage(started.usage),
         }
         return event(b"message_start", dumps({"type": "message_start", "message": message}))
 
-    def _part(self, told: PartStarted) -> bytes:
-        self._kind = told.kind
-        if told.kind is PartKind.REFUSAL:  # which is told at the end
+    def _part(self, part: PartStarted) -> bytes:
+        self._kind = part.kind
+        if part.kind is PartKind.REFUSAL:  # which is told at the end
             return b""
         self._index += 1
         block: dict[str, Any] = {"type": "text", "text": ""}
         delta = b'"text_delta","text":'
-        if told.kind is PartKind.TOOL_CALL:
-            block = {"type": "tool_use", "id": told.id, "name": told.name, "input": {}}
+        if part.kind is PartKind.TOOL_CALL:
+            block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
             delta = b'"input_json_delta","partial_json":'
         self._before = (
             b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":' % self._index
@@ -225,16 +225,16 @@ class MessageStreamWriter:
         started = {"type": "content_block_start", "index": self._index, "content_block": block}
         return event(b"content_block_start", dumps(started))
 
-    def _delta(self, told: Delta) -> bytes:
+    def _delta(self, delta: Delta) -> bytes:
         if self._kind is PartKind.REFUSAL:
-            self._refusals.write(told.text)
-            self._size += len(told.text)
+            self._refusals.write(delta.text)
+            self._size += len(delta.text)
             if self._size > MAX_EVENT_BYTES:
                 raise BadAnswer("the refusal is too long to be told at the end")
             return b""
-        return self._before + dumps_text(told.text) + b"}}\n\n"
+        return self._before + dumps_text(delta.text) + b"}}\n\n"
 
-    def _finish(self, told: Finished) -> bytes:
-        delta = ending(told.stop, told.stop_sequence, self._refusals.getvalue())
-        ended = {"type": "message_delta", "delta": delta, "usage": written_usage(told.usage)}
+    def _finish(self, finished: Finished) -> bytes:
+        delta = ending(finished.stop, finished.stop_sequence, self._refusals.getvalue())
+        ended = {"type": "message_delta", "delta": delta, "usage": written_usage(finished.usage)}
         return event(b"message_delta", dumps(ended)) + event(b"message_stop", b'{"type":"message_stop"}')

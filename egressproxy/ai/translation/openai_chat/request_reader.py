@@ -116,10 +116,10 @@ def read_request(value: Any, losses: Losses) -> Work[Conversation]:
 def _wants_usage(options: JsonObject | None) -> bool:
     if options is None:
         return False
-    wanted = options.flag("include_usage")
+    flag = options.flag("include_usage")
     options.without_meaning("include_obfuscation")
     options.end()
-    return wanted or False
+    return flag or False
 
 
 def _stop(body: JsonObject) -> tuple[str, ...]:

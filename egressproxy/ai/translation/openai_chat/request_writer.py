@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.ai.translation.content import data_url, only_texts, result_parts, said, schema_fields
+from egressproxy.ai.translation.content import data_url, only_texts, result_parts, schema_fields, without_none
 from egressproxy.ai.translation.conversation import (
     ContentPart,
     Conversation,
@@ -51,7 +51,7 @@ def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]
         "service_tier": conversation.service_tier,
         "prompt_cache_key": conversation.prompt_cache_key,
     }
-    body |= said(optional)
+    body |= without_none(optional)
     if conversation.is_stream:  # the usage always: other APIs have it in every stream
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
@@ -69,8 +69,8 @@ def _messages(turns: tuple[Turn, ...]) -> Work[list[dict[str, Any]]]:
         elif turn.role is Role.USER:
             _add_user(messages, turn, shown)
         else:
-            place = f"a {turn.role.value} message"
-            messages.append({"role": turn.role.value, "content": _content(only_texts(turn.parts, place))})
+            holder = f"a {turn.role.value} message"
+            messages.append({"role": turn.role.value, "content": _content(only_texts(turn.parts, holder))})
     if shown:
         _add_shown(messages, shown)
     return messages
@@ -154,7 +154,7 @@ def _part(part: ContentPart) -> dict[str, Any]:
 
 def _tool(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": said({**function, "strict": tool.is_strict})}
+    return {"type": "function", "function": without_none({**function, "strict": tool.is_strict})}
 
 
 def _tool_choice(choice: ToolChoice | None) -> Any:

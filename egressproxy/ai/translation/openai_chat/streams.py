@@ -9,13 +9,14 @@ from typing import Any, Final
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.errors import error_object
 from egressproxy.ai.translation.answer_fields import (
+    content_in,
     count,
     id_in,
     object_in,
     objects_in,
+    openai_usage,
     seconds,
     text,
-    texts_in,
     without_prefix,
 )
 from egressproxy.ai.translation.conversation import (
@@ -38,7 +39,6 @@ from egressproxy.ai.translation.openai_chat.answers import (
     arguments_in,
     calls_in,
     check_content,
-    read_usage,
     stop_of,
     stop_without_reason,
     written_usage,
@@ -103,7 +103,7 @@ class ChatStreamReader:
             ident, model = id_in(chunk, "chatcmpl-"), text(chunk, "model") or ""
             events.append(Started(ident, model, seconds(chunk, "created"), self._usage))
         if chunk.get("usage") is not None:
-            self._usage = read_usage(object_in(chunk, "usage"))
+            self._usage = openai_usage(object_in(chunk, "usage"), "prompt", "completion")
         for choice in choices:
             if choice.get("index", 0) != 0:
                 raise BadAnswer("the stream has more than one choice")
@@ -120,11 +120,11 @@ class ChatStreamReader:
         return [*events, Finished(self._stop, None, self._usage)]
 
     def _read_delta(self, delta: dict[str, Any], events: list[StreamEvent]) -> None:
-        said = delta.get("content")
-        if type(said) is not str:
-            said = texts_in(delta, "content")
-        if said:
-            self._say(PartKind.TEXT, said, events)
+        content = delta.get("content")
+        if type(content) is not str:
+            content = content_in(delta)
+        if content:
+            self._say(PartKind.TEXT, content, events)
             if len(delta) == 1:
                 return
         if refused := text(delta, "refusal"):
@@ -133,12 +133,12 @@ class ChatStreamReader:
             self._call(call, events)
         check_content(delta)
 
-    def _say(self, kind: PartKind, said: str, events: list[StreamEvent]) -> None:
+    def _say(self, kind: PartKind, content: str, events: list[StreamEvent]) -> None:
         if self._kind is not kind:
             self._close(events)
             self._kind, self._has_said = kind, True
             events.append(PartStarted(kind))
-        events.append(Delta(said))
+        events.append(Delta(content))
 
     def _call(self, piece: dict[str, Any], events: list[StreamEvent]) -> None:
         index, function = count(piece, "index"), object_in(piece, "function")
@@ -225,54 +225,54 @@ class ChatStreamWriter:
         self._kind = PartKind.TEXT
         self._tool_index = -1
 
-    def write(self, told: StreamEvent) -> bytes:
-        if isinstance(told, Delta):
-            return self._delta(told)
-        if isinstance(told, PartStarted):
-            return self._part(told)
-        if isinstance(told, Started):
-            return self._start(told)
-        if isinstance(told, Finished):
-            return self._finish(told)
-        if isinstance(told, Failed):
-            return event_of_data(dumps(error_object(Api.OPENAI_CHAT, told.status, told.message)))
-        return b": keep-alive\n\n" if isinstance(told, KeepAlive) else b""
+    def write(self, stream_event: StreamEvent) -> bytes:
+        if isinstance(stream_event, Delta):
+            return self._delta(stream_event)
+        if isinstance(stream_event, PartStarted):
+            return self._part(stream_event)
+        if isinstance(stream_event, Started):
+            return self._start(stream_event)
+        if isinstance(stream_event, Finished):
+            return self._finish(stream_event)
+        if isinstance(stream_event, Failed):
+            return event_of_data(dumps(error_object(Api.OPENAI_CHAT, stream_event.status, stream_event.message)))
+        return b": keep-alive\n\n" if isinstance(stream_event, KeepAlive) else b""
 
-    def _start(self, told: Started) -> bytes:
+    def _start(self, started: Started) -> bytes:
         self._head = {
-            "id": f"chatcmpl-{without_prefix(told.id)}",
+            "id": f"chatcmpl-{without_prefix(started.id)}",
             "object": "chat.completion.chunk",
-            "created": told.created or self._now,
-            "model": told.model,
+            "created": started.created or self._now,
+            "model": started.model,
         }
         self._before = b"data: " + dumps(self._head)[:-1] + b',"choices":[{"index":0,"delta":{'
         usage = b',"usage":null' if self._wants_usage else b""
         self._after = b'},"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
         return self._before + b'"role":"assistant","content":""' + self._after
 
-    def _part(self, told: PartStarted) -> bytes:
-        self._kind = told.kind
-        if told.kind is PartKind.TEXT or told.kind is PartKind.REFUSAL:
+    def _part(self, part: PartStarted) -> bytes:
+        self._kind = part.kind
+        if part.kind is PartKind.TEXT or part.kind is PartKind.REFUSAL:
             return b""
         self._tool_index += 1
-        kind, arguments = _CALLS[told.kind]
-        begun = {"name": told.name, arguments: ""}
-        call = {"index": self._tool_index, "id": told.id, "type": kind, kind: begun}
+        kind, arguments = _CALLS[part.kind]
+        begun = {"name": part.name, arguments: ""}
+        call = {"index": self._tool_index, "id": part.id, "type": kind, kind: begun}
         return self._before + b'"tool_calls":' + dumps([call]) + self._after
 
-    def _delta(self, told: Delta) -> bytes:
+    def _delta(self, delta: Delta) -> bytes:
         if self._kind is PartKind.TEXT:
-            return self._before + b'"content":' + dumps_text(told.text) + self._after
+            return self._before + b'"content":' + dumps_text(delta.text) + self._after
         if self._kind is PartKind.REFUSAL:
-            return self._before + b'"refusal":' + dumps_text(told.text) + self._after
+            return self._before + b'"refusal":' + dumps_text(delta.text) + self._after
         kind, arguments = _CALLS[self._kind]
         call = b'"tool_calls":[{"index":%d,"%b":{"%b":' % (self._tool_index, kind.encode(), arguments.encode())
-        return self._before + call + dumps_text(told.text) + b"}}]" + self._after
+        return self._before + call + dumps_text(delta.text) + b"}}]" + self._after
 
-    def _finish(self, told: Finished) -> bytes:
-        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": FINISH_REASONS[told.stop]}
+    def _finish(self, finished: Finished) -> bytes:
+        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": FINISH_REASONS[finished.stop]}
         usage: dict[str, Any] = {"usage": None} if self._wants_usage else {}
         written = event_of_data(dumps({**self._head, "choices": [choice], **usage}))
         if self._wants_usage:
-            written += event_of_data(dumps({**self._head, "choices": [], "usage": written_usage(told.usage)}))
+            written += event_of_data(dumps({**self._head, "choices": [], "usage": written_usage(finished.usage)}))
         return written + event_of_data(_DONE)

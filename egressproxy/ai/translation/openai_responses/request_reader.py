@@ -118,8 +118,8 @@ def read_request(value: Any, losses: Losses) -> Work[Conversation]:
 
 def _leave_out_include(body: JsonObject) -> None:
     """What else the answer is to tell: nothing that other APIs have. Probabilities are part of the answer."""
-    wanted = body.peek("include")
-    if type(wanted) is list and any("logprobs" in str(one) for one in wanted):
+    included = body.peek("include")
+    if type(included) is list and any("logprobs" in str(one) for one in included):
         body.refuse("include", "cannot be translated: the other API does not tell logprobs here")
     body.only("include", [], ["reasoning.encrypted_content"])
 

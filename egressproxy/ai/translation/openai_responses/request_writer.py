@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.ai.translation.content import data_url, only_texts, result_parts, said, schema_fields
+from egressproxy.ai.translation.content import data_url, only_texts, result_parts, schema_fields, without_none
 from egressproxy.ai.translation.conversation import (
     ContentPart,
     Conversation,
@@ -60,7 +60,7 @@ def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]
         "prompt_cache_key": conversation.prompt_cache_key,
         "stream": conversation.is_stream or None,
     }
-    return body | said(optional)
+    return body | without_none(optional)
 
 
 def _instructions(turns: tuple[Turn, ...]) -> tuple[str | None, tuple[Turn, ...]]:
@@ -124,7 +124,7 @@ def _tool(tool: Tool) -> dict[str, Any]:
     """A function is strict here unless it says that it is not; in the other APIs it is the other way round."""
     function = {"type": "function", "name": tool.name, "strict": tool.is_strict or False}
     parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
-    return said({**function, "description": tool.description, "parameters": parameters})
+    return without_none({**function, "description": tool.description, "parameters": parameters})
 
 
 def _tool_choice(choice: ToolChoice | None) -> Any:
@@ -138,4 +138,4 @@ def _text_config(conversation: Conversation) -> dict[str, Any] | None:
     if output is not None:
         has_schema = output.schema is not None
         written = {"type": "json_schema", **schema_fields(output)} if has_schema else {"type": "json_object"}
-    return said({"verbosity": conversation.verbosity, "format": written}) or None
+    return without_none({"verbosity": conversation.verbosity, "format": written}) or None

@@ -13,6 +13,7 @@ from egressproxy.ai.translation.answer_fields import (
     needed_text,
     object_in,
     of_no_form,
+    openai_usage,
     seconds,
     text,
     without_prefix,
@@ -38,7 +39,6 @@ from egressproxy.ai.translation.openai_responses.answers import (
     call_item,
     failure_of,
     message_item,
-    read_usage,
     refusal_part,
     response_object,
     stop_of,
@@ -170,15 +170,25 @@ class ResponseStreamReader:
     def _finish(self, response: dict[str, Any]) -> list[StreamEvent]:
         self._check_begun()
         stop = stop_of(response, self._has_calls)
-        return [*self._close(), Finished(stop, None, read_usage(object_in(response, "usage")))]
+        return [*self._close(), Finished(stop, None, openai_usage(object_in(response, "usage"), "input", "output"))]
 
 
 class ResponseStreamWriter:
     """Events to those of a response's stream. It keeps what was said: the events at the end repeat it."""
 
     __slots__ = (
-        "_before", "_call", "_content", "_created", "_ident", "_kind", "_model", "_output", "_repeated", "_said",
-        "_sequence", "_size",
+        "_before",
+        "_call",
+        "_content",
+        "_created",
+        "_ident",
+        "_kind",
+        "_model",
+        "_output",
+        "_repeated",
+        "_sequence",
+        "_size",
+        "_text",
     )  # fmt: skip
 
     def __init__(self, repeated: Mapping[str, Any], now: int) -> None:
@@ -191,66 +201,65 @@ class ResponseStreamWriter:
         self._content: list[dict[str, Any]] | None = None  # of the message that is open
         self._kind = PartKind.TEXT
         self._call = PartStarted(PartKind.TEXT)
-        self._said = io.StringIO()  # of the part that is open
+        self._text = io.StringIO()  # of the part that is open
         self._before = b""  # what stands before the delta in its event
         self._size = 0
 
-    def write(self, told: StreamEvent) -> bytes:
+    def write(self, stream_event: StreamEvent) -> bytes:
         """What the client gets for this event. Raises BadAnswer for an answer that is too long to be kept."""
-        if isinstance(told, Delta):
-            return self._delta(told)
-        if isinstance(told, PartStarted):
-            return self._part(told)
-        if isinstance(told, PartEnded):
+        if isinstance(stream_event, Delta):
+            return self._delta(stream_event)
+        if isinstance(stream_event, PartStarted):
+            return self._part(stream_event)
+        if isinstance(stream_event, PartEnded):
             return self._end()
-        if isinstance(told, Started):
-            return self._start(told)
-        if isinstance(told, Finished):
-            return self._finish(told)
-        return self._fail(told) if isinstance(told, Failed) else b": keep-alive\n\n"
+        if isinstance(stream_event, Started):
+            return self._start(stream_event)
+        if isinstance(stream_event, Finished):
+            return self._finish(stream_event)
+        return self._fail(stream_event) if isinstance(stream_event, Failed) else b": keep-alive\n\n"
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:
         value = {"type": kind, **fields, "sequence_number": self._sequence}
         self._sequence += 1
         return event(kind.encode(), dumps(value))
 
-    def _start(self, told: Started) -> bytes:
-        self._ident, self._model = without_prefix(told.id), told.model
-        self._created = told.created or self._created
+    def _start(self, started: Started) -> bytes:
+        self._ident, self._model = without_prefix(started.id), started.model
+        self._created = started.created or self._created
         response = response_object(self._ident, self._created, self._model, self._repeated, [], None, None)
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
-    def _part(self, told: PartStarted) -> bytes:
-        self._keep(_PART_SIZE + len(told.id) + len(told.name))
-        self._kind, self._said, written = told.kind, io.StringIO(), b""
+    def _part(self, begun: PartStarted) -> bytes:
+        self._keep(_PART_SIZE + len(begun.id) + len(begun.name))
+        self._kind, self._text, written = begun.kind, io.StringIO(), b""
         index = len(self._output)
-        if told.kind is PartKind.TOOL_CALL or told.kind is PartKind.CUSTOM_CALL:
+        if begun.kind is PartKind.TOOL_CALL or begun.kind is PartKind.CUSTOM_CALL:
             written = self._close_message("completed")
-            self._call, index = told, len(self._output)
+            self._call, index = begun, len(self._output)
             item = call_item(self._ident, index, self._called(""), "in_progress")
             written += self._event("response.output_item.added", output_index=index, item=item)
-            name = f"{_CALLS[told.kind]}.delta"
+            name = f"{_CALLS[begun.kind]}.delta"
         else:
             if self._content is None:
                 self._content = []
                 item = message_item(self._ident, index, [], "in_progress")
                 written = self._event("response.output_item.added", output_index=index, item=item)
-            part = text_part("") if told.kind is PartKind.TEXT else refusal_part("")
-            written += self._event("response.content_part.added", **self._place(), part=part)
-            name = "response.output_text.delta" if told.kind is PartKind.TEXT else "response.refusal.delta"
-        logprobs: dict[str, Any] = {"logprobs": []} if told.kind is PartKind.TEXT else {}
-        head = dumps({"type": name, **self._place(), **logprobs})[:-1]
+            part = text_part("") if begun.kind is PartKind.TEXT else refusal_part("")
+            written += self._event("response.content_part.added", **self._position(), part=part)
+            name = "response.output_text.delta" if begun.kind is PartKind.TEXT else "response.refusal.delta"
+        logprobs: dict[str, Any] = {"logprobs": []} if begun.kind is PartKind.TEXT else {}
+        head = dumps({"type": name, **self._position(), **logprobs})[:-1]
         self._before = b"event: " + name.encode() + b"\ndata: " + head + b',"delta":'
         return written
 
-    def _called(self, said: str) -> ToolCall:
-        """The call that is open, with these arguments."""
+    def _called(self, arguments: str) -> ToolCall:
         call, is_custom = self._call, self._kind is PartKind.CUSTOM_CALL
-        return ToolCall(call.id, call.name, said, namespace=call.namespace, is_custom=is_custom)
+        return ToolCall(call.id, call.name, arguments, namespace=call.namespace, is_custom=is_custom)
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         """Where the open part is: its item, and its place in that."""
         index = len(self._output)
         if self._content is None:
@@ -258,12 +267,12 @@ class ResponseStreamWriter:
             return {"item_id": f"{prefix}_{self._ident}_{index}", "output_index": index}
         return {"item_id": f"msg_{self._ident}_{index}", "output_index": index, "content_index": len(self._content)}
 
-    def _delta(self, told: Delta) -> bytes:
-        self._said.write(told.text)
-        self._keep(len(told.text))
+    def _delta(self, delta: Delta) -> bytes:
+        self._text.write(delta.text)
+        self._keep(len(delta.text))
         sequence = self._sequence
         self._sequence = sequence + 1
-        return self._before + dumps_text(told.text) + b',"sequence_number":%d}\n\n' % sequence
+        return self._before + dumps_text(delta.text) + b',"sequence_number":%d}\n\n' % sequence
 
     def _keep(self, size: int) -> None:
         self._size += size
@@ -271,27 +280,27 @@ class ResponseStreamWriter:
             raise BadAnswer("the answer is too long to be repeated at the end of a response")
 
     def _end(self) -> bytes:
-        said, index = self._said.getvalue(), len(self._output)
+        content, index = self._text.getvalue(), len(self._output)
         if self._content is None:
-            item = call_item(self._ident, index, self._called(said), "completed")
-            place = self._place()
+            item = call_item(self._ident, index, self._called(content), "completed")
+            position = self._position()
             self._output.append(item)
             if self._kind is PartKind.CUSTOM_CALL:
-                told: dict[str, Any] = {"input": item["input"]}
+                fields: dict[str, Any] = {"input": item["input"]}
             else:
-                told = {"name": item["name"], "arguments": item["arguments"]}
-            return self._event(f"{_CALLS[self._kind]}.done", **place, **told) + self._event(
+                fields = {"name": item["name"], "arguments": item["arguments"]}
+            return self._event(f"{_CALLS[self._kind]}.done", **position, **fields) + self._event(
                 "response.output_item.done", output_index=index, item=item
             )
-        place = self._place()
+        position = self._position()
         if self._kind is PartKind.TEXT:
-            part = text_part(said)
-            written = self._event("response.output_text.done", **place, text=said, logprobs=[])
+            part = text_part(content)
+            written = self._event("response.output_text.done", **position, text=content, logprobs=[])
         else:
-            part = refusal_part(said)
-            written = self._event("response.refusal.done", **place, refusal=said)
+            part = refusal_part(content)
+            written = self._event("response.refusal.done", **position, refusal=content)
         self._content.append(part)
-        return written + self._event("response.content_part.done", **place, part=part)
+        return written + self._event("response.content_part.done", **position, part=part)
 
     def _close_message(self, status: str) -> bytes:
         if self._content is None:
@@ -300,18 +309,18 @@ class ResponseStreamWriter:
         self._output.append(message_item(self._ident, index, content, status))
         return self._event("response.output_item.done", output_index=index, item=self._output[-1])
 
-    def _finish(self, told: Finished) -> bytes:
-        status = "incomplete" if told.stop in INCOMPLETE else "completed"
+    def _finish(self, finished: Finished) -> bytes:
+        status = "incomplete" if finished.stop in INCOMPLETE else "completed"
         written = self._close_message(status)
         response = response_object(
-            self._ident, self._created, self._model, self._repeated, self._output, told.stop, told.usage
+            self._ident, self._created, self._model, self._repeated, self._output, finished.stop, finished.usage
         )
         return written + self._event(f"response.{status}", response=response)
 
-    def _fail(self, told: Failed) -> bytes:
-        code = "rate_limit_exceeded" if told.status == 429 else "server_error"
+    def _fail(self, failure: Failed) -> bytes:
+        code = "rate_limit_exceeded" if failure.status == 429 else "server_error"
         if not self._ident:
-            return self._event("error", code=code, message=told.message, param=None)
+            return self._event("error", code=code, message=failure.message, param=None)
         response = response_object(self._ident, self._created, self._model, self._repeated, self._output, None, None)
-        response |= {"status": "failed", "error": {"code": code, "message": told.message}}
+        response |= {"status": "failed", "error": {"code": code, "message": failure.message}}
         return self._event("response.failed", response=response)

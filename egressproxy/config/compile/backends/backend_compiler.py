@@ -122,14 +122,14 @@ class BackendCompiler:
         *,
         is_stream: bool = False,
     ) -> ResolvedBackend:
-        place = (key, port, is_stream)
-        found = self._found.get(place)
+        lookup_key = (key, port, is_stream)
+        found = self._found.get(lookup_key)
         if found is None:
             try:
-                found = self._read(*place)
+                found = self._read(*lookup_key)
             except UnresolvedRef as unresolved:
                 found = unresolved
-            self._found[place] = found
+            self._found[lookup_key] = found
         if isinstance(found, UnresolvedRef):
             raise found.copy()
         spec = found.spec
@@ -179,9 +179,9 @@ class BackendCompiler:
     def plain_text_error(self, route: Resource, refs: Iterable[BackendRef]) -> str:
         """Why streams whose TLS ends here must not go on to these backends, "" if they may: one of them speaks TLS."""
         for ref in refs:
-            place = (self._references.namespace_of(route, ref), ref.name, ref.port or 0)
-            if (ref.group, ref.kind) == ("", "Service") and self._services.refuses_plain_text(*place):
-                return f"port {ref.port} of Service {place[0]}/{ref.name} speaks TLS: add a BackendTLSPolicy for it"
+            port_key = (self._references.namespace_of(route, ref), ref.name, ref.port or 0)
+            if (ref.group, ref.kind) == ("", "Service") and self._services.refuses_plain_text(*port_key):
+                return f"port {ref.port} of Service {port_key[0]}/{ref.name} speaks TLS: add a BackendTLSPolicy for it"
         return ""
 
     def targets(self, route: Resource) -> set[Key]:
@@ -329,8 +329,8 @@ class BackendCompiler:
         """Its `spec.extensions`, compiled once; what is wrong with them is noted in `faults`."""
         if backend.key not in self._placed:
             declared: Sequence[Extension] = backend.spec.extensions
-            place = AttachmentPoint(BACKEND_LEVEL, scope_of(backend.key))
-            self._placed[backend.key] = self._extensions.extensions(backend, declared, place)
+            attachment = AttachmentPoint(BACKEND_LEVEL, scope_of(backend.key))
+            self._placed[backend.key] = self._extensions.extensions(backend, declared, attachment)
         return self._placed[backend.key]
 
     def _service(self, backend: Resource, service: Key, port: int, *, is_secured: bool) -> BackendIR:

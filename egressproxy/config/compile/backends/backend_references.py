@@ -94,9 +94,9 @@ def rule_refs(index: int, rule: AnyRule) -> Iterator[tuple[str, BackendRef]]:
 
 def rule_filters(index: int, rule: AnyRule) -> Iterator[tuple[str, Any]]:
     """The filters of a rule and of its backendRefs, each with its field."""
-    for place, holder in ((f"spec.rules[{index}]", rule), *rule_refs(index, rule)):
+    for path, holder in ((f"spec.rules[{index}]", rule), *rule_refs(index, rule)):
         for number, entry in enumerate(getattr(holder, "filters", ())):
-            yield f"{place}.filters[{number}]", entry
+            yield f"{path}.filters[{number}]", entry
 
 
 def backend_refs(route: Resource) -> Iterator[tuple[str, Reference]]:

@@ -62,7 +62,7 @@ class BackendTlsPolicies:
         self.users: dict[Key, set[Key]] = defaultdict(set)
         for policy in self._policies:
             for ref in policy.spec.target_refs:
-                self._by_target.setdefault(self._place(policy, ref), policy)
+                self._by_target.setdefault(self._target_of(policy, ref), policy)
 
     def of_service(self, service: Service, entry: ServicePort) -> BackendTlsIR | None:
         """How this port is spoken to; None: no policy says it. Raises UnresolvedRef if the policy cannot hold."""
@@ -71,14 +71,9 @@ class BackendTlsPolicies:
 
     def forms(self, backend: AnyBackend) -> tuple[PortForm, ...]:
         """The ports of a backend, each with its TLS: that of a policy where the backend itself has none written."""
-        if isinstance(backend, XBackend):
-            forms: tuple[PortForm, ...] = (x_backend_form(backend.spec),)
-        else:
-            forms = port_forms(backend.spec)
-            if not forms and backend.spec.destination.type == "Dynamic":
-                forms = (PortForm(0, "HTTP", None, is_written=False),)
-        if not self._by_target:
-            return tuple(form for form in forms if form.number or form.tls is not None)
+        forms = self._ports(backend)
+        if not forms and not isinstance(backend, XBackend) and backend.spec.destination.type == "Dynamic":
+            forms = (PortForm(0, "HTTP", None, is_written=False),)
         found = (form if form.is_written else self._with_policy(backend, form) for form in forms)
         return tuple(form for form in found if form.number or form.tls is not None)
 
@@ -118,13 +113,15 @@ class BackendTlsPolicies:
             statuses[policy.key] = ancestors.to_status()
         return statuses
 
-    def _place(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> tuple[Key, str]:
+    def _target_of(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> tuple[Key, str]:
         """The target, and its port: by name, or by number where it has no name."""
         key = object_key(self._resources, ref, policy.namespace)
         section = ref.section_name or ""
         found = self._resources.get(*key)
         if section and isinstance(found, BACKEND_KINDS):
-            section = next((_section(form) for form in self._ports(found) if section in _names(form)), section)
+            section = next(
+                (_section(form) for form in self._ports(found) if section in (form.name, str(form.number))), section
+            )
         return key, section
 
     def _of(self, target: Key, section: str) -> BackendTlsPolicy | None:
@@ -138,7 +135,6 @@ class BackendTlsPolicies:
         return replace(form, tls=TlsForm("Simple", policy.spec.validation.hostname, policy=policy))
 
     def _ports(self, backend: AnyBackend) -> tuple[PortForm, ...]:
-        """As they are written."""
         return (x_backend_form(backend.spec),) if isinstance(backend, XBackend) else port_forms(backend.spec)
 
     def _verified(self, policy: BackendTlsPolicy, target: Resource) -> BackendTlsIR:
@@ -181,7 +177,7 @@ class BackendTlsPolicies:
         """Why the policy does not hold at this target."""
         if (ref.group, ref.kind) not in KNOWN_KINDS:
             return UnresolvedRef("TargetNotFound", f"only Services and Backends can be targets, not {ref.kind}")
-        key, section = self._place(policy, ref)
+        key, section = self._target_of(policy, ref)
         target = self._resources.get(*key)
         if target is None:
             remedy = self._references.suggestions.remedy(*key, "a policy stands beside it", KNOWN_KINDS)
@@ -205,13 +201,13 @@ class BackendTlsPolicies:
 
     def _own_tls(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> tuple[str, bool]:
         """What a Backend says itself of the ports that are meant, in words; and whether it does of all of them."""
-        key, section = self._place(policy, ref)
+        key, section = self._target_of(policy, ref)
         target = self._resources.get(*key)
         forms = self._ports(target) if isinstance(target, AnyBackend) else ()
         meant = [form for form in forms if section in ("", _section(form))]
         written = [form for form in meant if form.is_written and form.tls is not None]
-        said = ", ".join(f"{form.number or 'any'} ({form.how})" for form in written)
-        return f"{target} has tls of its own for port {said}, which holds" if written else "", written == meant != []
+        ports = ", ".join(f"{form.number or 'any'} ({form.how})" for form in written)
+        return f"{target} has tls of its own for port {ports}, which holds" if written else "", written == meant != []
 
     def _trusted(self, policy: BackendTlsPolicy) -> tuple[str, list[UnresolvedRef]]:
         """The CA certificates of a policy, PEM ("" for the system's), and why some of them cannot be had."""
@@ -231,19 +227,15 @@ def _section(form: PortForm) -> str:
     return form.name or str(form.number)
 
 
-def _names(form: PortForm) -> tuple[str, ...]:
-    return form.name, str(form.number)
-
-
 def _port_tls(references: References, backend: Resource, form: TlsForm, field: str) -> BackendTlsIR:
     """As it is written. Raises UnresolvedRef."""
     problems: list[UnresolvedRef] = []
 
-    def take(place: str, read: Callable[[], T], default: T) -> T:
+    def take(name: str, read: Callable[[], T], default: T) -> T:
         try:
             return read()
         except UnresolvedRef as unresolved:
-            problems.append(unresolved.copy(f"{field}.{place}"))
+            problems.append(unresolved.copy(f"{field}.{name}"))
             return default
 
     made = BackendTlsIR(

@@ -195,9 +195,9 @@ def _expression(pattern: str) -> Any:
     try:
         return re2.compile(pattern, options)
     except re2.error as error:
-        said = error.args[0] if error.args else ""
-        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
-        raise SchemaError(f"pattern {pattern!r}: {said} (RE2's syntax: github.com/google/re2/wiki/Syntax)") from None
+        message = error.args[0] if error.args else ""
+        message = message.decode("utf-8", "replace") if isinstance(message, bytes) else message
+        raise SchemaError(f"pattern {pattern!r}: {message} (RE2's syntax: github.com/google/re2/wiki/Syntax)") from None
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:

@@ -123,10 +123,10 @@ class DeclaredType:
             for ref in processor.backend_refs
         ]
         listed, key = ("headers", "name") if processor.protocol == "Webhook" else ("grpcInitialMetadata", "key")
-        told = [{key: TYPE_FIELD, "value": self.name}]
-        told += [{key: CONFIG_FIELD, "value": _line(config)}] if config else []
+        metadata = [{key: TYPE_FIELD, "value": self.name}]
+        metadata += [{key: CONFIG_FIELD, "value": _line(config)}] if config else []
         written = processor.settings.get(listed, [])
-        made = {**processor.settings, "backendRefs": refs, listed: [*written, *told]}
+        made = {**processor.settings, "backendRefs": refs, listed: [*written, *metadata]}
         sent = _SENT.get(phase)
         if sent is not None and processor.protocol == "Webhook":
             made.setdefault("send", [sent])
@@ -283,5 +283,5 @@ def _schema(definition: FilterTypeDefinition, source: ConfigSchema, references: 
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        said = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise SchemaError(f"ConfigMap {ref.namespace}/{ref.name}, {ref.key}: no JSON ({said})") from None
+        problem = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise SchemaError(f"ConfigMap {ref.namespace}/{ref.name}, {ref.key}: no JSON ({problem})") from None

@@ -60,7 +60,7 @@ class Pipelines:
         return tuple(dict.fromkeys(found))
 
     def extensions(
-        self, route: Resource, ref: LocalObjectReference, place: AttachmentPoint, priority: int, index: int
+        self, route: Resource, ref: LocalObjectReference, attachment: AttachmentPoint, priority: int, index: int
     ) -> tuple[RankedExtension, ...]:
         """The extensions that an ExtensionRef adds at this place of a route; of an EgressPolicy none: it is a layer.
 
@@ -76,10 +76,10 @@ class Pipelines:
             hint = self._references.suggestions.remedy(*key, elsewhere)
             raise ExtensionRefNotFound(f"filter ExtensionRef: {named} does not exist{f' ({hint})' if hint else ''}")
         if not isinstance(found, PayloadProcessingPipeline):
-            if place.level != ROUTE_LEVEL:
+            if attachment.level != ROUTE_LEVEL:
                 raise FilterNotSupported(f"{named} on a backendRef: name the Backend in targetRefs of that policy")
             return ()
-        made = self._processors(found, place, priority)
+        made = self._processors(found, attachment, priority)
         unknown = closing(one.spec for one in made)
         if unknown:
             raise FilterNotSupported(f"{named}: the {unknown} is not supported")
@@ -98,12 +98,12 @@ class Pipelines:
         return made
 
     def _processors(
-        self, pipeline: PayloadProcessingPipeline, place: AttachmentPoint, priority: int
+        self, pipeline: PayloadProcessingPipeline, attachment: AttachmentPoint, priority: int
     ) -> tuple[RankedExtension, ...]:
-        key = (pipeline.key, place, priority)
+        key = (pipeline.key, attachment, priority)
         if key not in self._made:
             declared = [_as_extension(each, priority) for each in pipeline.spec.processors]
-            self._made[key] = made = self._compiler.extensions(pipeline, declared, place, "spec.processors")
+            self._made[key] = made = self._compiler.extensions(pipeline, declared, attachment, "spec.processors")
             for one in made:
                 self._name_fields(one.spec)
         return self._made[key]

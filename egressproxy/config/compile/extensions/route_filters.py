@@ -37,7 +37,7 @@ def route_filters(
     protocol: ListenerProtocol,
 ) -> tuple[RankedExtension, ...]:
     """The filters of an HTTPRoute rule or backendRef, except mirrors. Raises FilterNotSupported."""
-    place = AttachmentPoint(BACKEND_LEVEL if on_backend else ROUTE_LEVEL, str(route))
+    attachment = AttachmentPoint(BACKEND_LEVEL if on_backend else ROUTE_LEVEL, str(route))
     request, response = (
         ("backend-request", "backend-response") if on_backend else ("request-headers", "response-headers")
     )
@@ -65,11 +65,11 @@ def route_filters(
             elif entry.request_mirror is not None:
                 continue  # a mirror, which `mirrors` reads
             elif entry.extension_ref is not None:
-                made += pipelines.extensions(route, entry.extension_ref, place, priority, index)
+                made += pipelines.extensions(route, entry.extension_ref, attachment, priority, index)
                 continue
             else:
                 raise FilterNotSupported(f"filter {entry.type} is not supported yet")
-            made.append(compiler.builtin(type_name, entry.type, phase, config, route, place, priority, index))
+            made.append(compiler.builtin(type_name, entry.type, phase, config, route, attachment, priority, index))
     except FilterNotSupported as error:
         error.index = index
         raise

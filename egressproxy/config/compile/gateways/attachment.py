@@ -71,9 +71,9 @@ class Parents:
             if ref.section_name in (None, plan.listener.name) and ref.port in (None, plan.listener.port)
         ]
         if not named:
-            wanted = f" named {ref.section_name}" if ref.section_name else ""
-            wanted += f" on port {ref.port}" if ref.port else ""
-            message = f"{ref.kind} {key[2]}/{ref.name} has no listener{wanted}{_hint(ref, listeners)}"
+            restriction = f" named {ref.section_name}" if ref.section_name else ""
+            restriction += f" on port {ref.port}" if ref.port else ""
+            message = f"{ref.kind} {key[2]}/{ref.name} has no listener{restriction}{_hint(ref, listeners)}"
             return Rejection("NoMatchingParent", message)
         refusals = {plan: self._refusal(plan, route) for plan in named}
         admitting = [plan for plan, refusal in refusals.items() if not refusal]

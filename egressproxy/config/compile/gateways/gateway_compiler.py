@@ -164,8 +164,8 @@ def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults, of
     found += [str(address.unix) for address in spec.addresses if address.unix is not None]
     if missing:
         served = "; the Gateway is served on its other addresses" if found else ""
-        place = f"the {ADDRESSES} of its GatewayClass" if of_class and not spec.addresses else "spec.addresses"
-        remedy = f"correct {place}, or give this machine the address and reload"
+        field = f"the {ADDRESSES} of its GatewayClass" if of_class and not spec.addresses else "spec.addresses"
+        remedy = f"correct {field}, or give this machine the address and reload"
         plan.unusable = ("AddressNotUsable", f"these addresses cannot be bound: {', '.join(missing)}{served}: {remedy}")
     plan.addresses = tuple(dict.fromkeys(found))
     if not found and plan.unusable is not None:

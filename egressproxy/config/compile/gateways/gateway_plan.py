@@ -98,7 +98,7 @@ class GatewayPlan:
 
     def _set_references_condition(self) -> None:
         """Set `ResolvedRefs` from the listeners' conditions, unless a reference of the Gateway itself is invalid."""
-        if self.conditions.says("ResolvedRefs") and not self.conditions.holds("ResolvedRefs"):
+        if self.conditions.has("ResolvedRefs") and not self.conditions.holds("ResolvedRefs"):
             return
         bad = [plan.listener.name for plan in self.own if not plan.conditions.holds("ResolvedRefs")]
         if bad:

@@ -27,10 +27,10 @@ def set_frontend_conditions(gateway: Gateway, conditions: Conditions) -> None:
     tls = gateway.spec.tls
     if tls is None or tls.frontend is None:
         return
-    places = [("the default", tls.frontend.default), *((f"port {e.port}", e.tls) for e in tls.frontend.per_port)]
+    entries = [("the default", tls.frontend.default), *((f"port {e.port}", e.tls) for e in tls.frontend.per_port)]
     open_to_all = [
-        place
-        for place, entry in places
+        where
+        for where, entry in entries
         if entry.validation is not None and entry.validation.mode == "AllowInsecureFallback"
     ]
     if open_to_all:

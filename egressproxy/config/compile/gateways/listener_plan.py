@@ -157,12 +157,12 @@ def _find_kinds(plan: ListenerPlan) -> None:
     mode = plan.listener.tls.mode if plan.listener.tls else None
     if plan.protocol is ListenerProtocol.TLS and mode is TlsMode.TERMINATE:
         served = ("TLSRoute", "TCPRoute")
-    wanted = plan.listener.allowed_routes.kinds
-    if not wanted:
+    refs = plan.listener.allowed_routes.kinds
+    if not refs:
         plan.kinds = _KINDS[plan.protocol]
         return
-    plan.kinds = tuple(dict.fromkeys(ref.kind for ref in wanted if ref.group == GATEWAY_GROUP and ref.kind in served))
-    unknown = [ref.kind for ref in wanted if ref.group != GATEWAY_GROUP or ref.kind not in served]
+    plan.kinds = tuple(dict.fromkeys(ref.kind for ref in refs if ref.group == GATEWAY_GROUP and ref.kind in served))
+    unknown = [ref.kind for ref in refs if ref.group != GATEWAY_GROUP or ref.kind not in served]
     if unknown:
         message = f"routes of kind {', '.join(unknown)} cannot be served by protocol {plan.listener.protocol}"
         plan.conditions.set("ResolvedRefs", False, "InvalidRouteKinds", message)
@@ -206,9 +206,9 @@ def _check_certificates(
     decide whether to trust the certificate.
     """
     known = {certificate.name for certificate in certificates}
-    place = f"spec.listeners[{plan.owner.spec.listeners.index(plan.listener)}].tls.certificateRefs"
+    path = f"spec.listeners[{plan.owner.spec.listeners.index(plan.listener)}].tls.certificateRefs"
     now_s = time.time()
-    reason, told = "", []
+    reason, problems = "", []
     for index, ref in enumerate(tls.certificate_refs):
         if f"{references.namespace_of(plan.owner, ref)}/{ref.name}" not in known:
             continue
@@ -216,15 +216,15 @@ def _check_certificates(
         found = OUT_OF_TIME.get(validity.state(now_s), "")
         if found:
             reason = reason or found
-            told.append(f"{place}[{index}]: {validity.sentence(now_s)}")
+            problems.append(f"{path}[{index}]: {validity.sentence(now_s)}")
     if known and plan.hostname and not any(covers(one.names, plan.hostname) for one in certificates):
         names = list(dict.fromkeys(name for one in certificates for name in one.names))
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         reason = reason or "HostnameNotCovered"
         whose = f"{', '.join(sorted(known))} {'are' if len(known) > 1 else 'is'} for {shown or 'no DNS name'}"
-        told.append(f"{place}: no certificate is for hostname {plan.hostname}: {whose}")
-    if told:
-        plan.conditions.set("egressproxy.io/InvalidCertificate", True, reason, "; ".join(told))
+        problems.append(f"{path}: no certificate is for hostname {plan.hostname}: {whose}")
+    if problems:
+        plan.conditions.set("egressproxy.io/InvalidCertificate", True, reason, "; ".join(problems))
 
 
 def _find_clients(plan: ListenerPlan, references: References) -> ClientCertificatesIR | None:

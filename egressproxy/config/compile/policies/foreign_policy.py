@@ -98,19 +98,19 @@ def state_foreign(conditions: Conditions, policy: EgressPolicy, target: Key) -> 
 
 def _narrowed(policy: EgressPolicy) -> EgressPolicySpec:
     """The restrictions of the policy, and its allowances if it has no reserved fields."""
-    said = policy.spec
-    destinations, limits = said.destinations, said.limits
+    spec = policy.spec
+    destinations, limits = spec.destinations, spec.limits
     if destinations is not None and destinations.allow is not None and owners_fields(policy):
         destinations = Destinations(allow=(), deny=destinations.deny)
     if limits is not None and (limits.store is not None or limits.max_keys > _MAX_KEYS):
         at_most = {"max_keys": _MAX_KEYS} if limits.max_keys > _MAX_KEYS else {}
         limits = limits.model_copy(update={"store": None, **at_most})
     return EgressPolicySpec.model_construct(
-        target_refs=said.target_refs,
+        target_refs=spec.target_refs,
         subjects=(Subject(namespace=policy.namespace),),
         destinations=destinations,
-        addresses=said.addresses,
-        tls=said.tls,
+        addresses=spec.addresses,
+        tls=spec.tls,
         limits=limits,
-        regions=said.regions,
+        regions=spec.regions,
     )

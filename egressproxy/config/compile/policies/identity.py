@@ -76,7 +76,6 @@ def read_identity(
 
 
 def _written(chosen: Mapping[str, EgressPolicy], section: str) -> Any:
-    """The section of its chosen policy, or None."""
     policy = chosen.get(section)
     return getattr(policy.spec.identity, section) if policy is not None else None
 
@@ -85,16 +84,16 @@ def own_trust_domain(certificate: CertificateIdentity | None, token: TokenIdenti
     """The gateway's own trust domain: the first of `trustDomains`, else the first issuer's; "" for none."""
     if certificate is not None and certificate.trust_domains:
         return certificate.trust_domains[0]
-    said = (each.trust_domain for each in token.issuers if each.says_namespaces) if token is not None else iter(())
-    return next(said, None) or ""
+    domains = (each.trust_domain for each in token.issuers if each.says_namespaces) if token is not None else iter(())
+    return next(domains, None) or ""
 
 
-def said_section(section: str, policy: EgressPolicy) -> EgressPolicy | None:
+def section_of(section: str, policy: EgressPolicy) -> EgressPolicy | None:
     """The policy, if it has this section of `identity`."""
     return policy if getattr(policy.spec.identity, section, None) is not None else None
 
 
-def said_required(policy: EgressPolicy) -> bool | None:
+def required_of(policy: EgressPolicy) -> bool | None:
     """The policy's own `identity.required`, or None."""
     return policy.spec.identity.required if policy.spec.identity is not None else None
 
@@ -124,14 +123,14 @@ def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References, 
     # Here, since few configurations have tokens; `preparations` of the loader knows it.
     from egressproxy.identity.key_sets import UnusableKeySet, read_key_set
 
-    keys, place, path, ca_pem = "", ("", 0), "", ""
+    keys, address, path, ca_pem = "", ("", 0), "", ""
     try:
         if written.jwks_ref is not None:
             field = "jwksRef"
             keys = read_key_set(references.data(policy, written.jwks_ref, "jwks.json")).text
         elif written.jwks_uri is not None:
             field = "caCertificateRefs"
-            place, path = read_key_uri(written.jwks_uri)
+            address, path = read_key_uri(written.jwks_uri)
             ca_pem = "".join(references.ca_bundle(policy, ref) for ref in written.ca_certificate_refs)
     except UnusableKeySet as problem:
         assert written.jwks_ref is not None
@@ -144,7 +143,7 @@ def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References, 
         written.issuer,
         written.audiences,
         keys,
-        place,
+        address,
         path,
         ca_pem,
         written.service_accounts,

@@ -86,9 +86,9 @@ def idle_on_kind(policy: EgressPolicy, target_kind: str) -> Iterator[Idle]:
             f"write {it} in a policy without subjects."
         )
         yield Idle(tuple(names), sentence)
-    for place, kinds, fields in _ELSEWHERE:
+    for target, kinds, fields in _ELSEWHERE:
         if target_kind not in kinds and (names := written(spec, fields)):
-            yield nothing_here(names, f"write {'them' if len(names) > 1 else 'it'} in a policy of {place}")
+            yield nothing_here(names, f"write {'them' if len(names) > 1 else 'it'} in a policy of {target}")
 
 
 def notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
@@ -157,8 +157,8 @@ def _backends_at(target: Key, resources: ResourceSet, references: References) ->
 
 
 def _is_parent(ref: Reference, route: AnyRoute, gateway: Gateway, references: References) -> bool:
-    place = (ref.kind, references.namespace_of(route, ref), ref.name)
-    return place == ("Gateway", gateway.namespace, gateway.name) or ref.kind == "ListenerSet"
+    parent = (ref.kind, references.namespace_of(route, ref), ref.name)
+    return parent == ("Gateway", gateway.namespace, gateway.name) or ref.kind == "ListenerSet"
 
 
 def _backends_of(route: AnyRoute, resources: ResourceSet, references: References) -> Iterator[Resource]:

@@ -93,32 +93,32 @@ class PolicyAttachments:
         """The layers of one target: that of its own policies, if any, and that of other namespaces' policies. Marks the
         target as existing.
         """
-        place = (target, section)
-        if place not in self._layers:
-            policies = self._by_target.get(place, ())
+        target_key = (target, section)
+        if target_key not in self._layers:
+            policies = self._by_target.get(target_key, ())
             theirs = {policy.key: policy for policy in policies if policy.spec.subjects}
             if theirs:
-                self._with_subjects[place] = theirs
+                self._with_subjects[target_key] = theirs
             common, withheld = tuple(each for each in policies if not each.spec.subjects), tuple(theirs.values())
             certified = level is Level.GATEWAY and self._reads_certificates(target)
             holds = policies or resolver is not None or certified
             made = Layer(level, target, section, common, resolver, withheld, certified)
-            self._layers[place] = (made,) if holds else ()
-        if place in self._with_subjects:
-            self._met[place] = None
+            self._layers[target_key] = (made,) if holds else ()
+        if target_key in self._with_subjects:
+            self._met[target_key] = None
             if self._holding:
-                return self._layer_of_clients(place)
-        return self._layers[place]
+                return self._layer_of_clients(target_key)
+        return self._layers[target_key]
 
-    def _layer_of_clients(self, place: tuple[Key, str]) -> Layers:
+    def _layer_of_clients(self, target_key: tuple[Key, str]) -> Layers:
         """The layers for the current clients; clients with the same policies share the objects."""
-        theirs = self._with_subjects[place]
+        theirs = self._with_subjects[target_key]
         holding = tuple(sorted(key for key in self._holding if key in theirs))
         if not holding:
-            return self._layers[place]
-        known = (*place, holding)
+            return self._layers[target_key]
+        known = (*target_key, holding)
         if known not in self._of_clients:
-            (layer,) = self._layers[place]
+            (layer,) = self._layers[target_key]
             own = [theirs[key] for key in holding if key[2] == layer.target[2]]
             policies = tuple(sorted((*layer.policies, *own), key=age_of))
             made: Layers = (replace(layer, policies=policies, withheld=()),)
@@ -156,16 +156,16 @@ class PolicyAttachments:
 
     def is_touched(self, met: Iterable[tuple[Key, str]], holding: frozenset[Key]) -> bool:
         """Whether one of these policies with subjects is at one of these places."""
-        return any(not holding.isdisjoint(self._with_subjects[place]) for place in met)
+        return any(not holding.isdisjoint(self._with_subjects[target]) for target in met)
 
     def with_subjects(self, met: Iterable[tuple[Key, str]]) -> tuple[EgressPolicy, ...]:
         """The policies with subjects at these places, oldest first."""
-        found = {key: policy for place in met for key, policy in self._with_subjects[place].items()}
+        found = {key: policy for target in met for key, policy in self._with_subjects[target].items()}
         return tuple(sorted(found.values(), key=age_of))
 
     def foreign_at(self, met: Iterable[tuple[Key, str]]) -> frozenset[Key]:
         """The policies with subjects at these places that are in another namespace than their target."""
-        return frozenset(key for place in met for key in self._with_subjects[place] if key[2] != place[0][2])
+        return frozenset(key for target in met for key in self._with_subjects[target] if key[2] != target[0][2])
 
     def layer_of_rule(self, route: Key, section: str, index: int, named: tuple[EgressPolicy, ...]) -> Layers:
         """The layer of a rule (`section` is its name or ""): policies that it names, and policies that target it."""
@@ -180,10 +180,10 @@ class PolicyAttachments:
             self._met[route, f"{name}, named"] = None
         held = (policy for policy in named if not policy.spec.subjects or policy.key in self._holding)
         policies = tuple(sorted(dict.fromkeys((*own, *held)), key=age_of))
-        place = (route, name, policies)
-        if place not in self._of_rules:
-            self._of_rules[place] = (Layer(Level.RULE, route, name, policies),) if policies else ()
-        return self._of_rules[place] + tuple(layer for layer in layers if layer.is_foreign)
+        key = (route, name, policies)
+        if key not in self._of_rules:
+            self._of_rules[key] = (Layer(Level.RULE, route, name, policies),) if policies else ()
+        return self._of_rules[key] + tuple(layer for layer in layers if layer.is_foreign)
 
     def merge(self, layers: Layers, *, is_routed: bool) -> Merged:
         """The merged policy of these layers, shared by all places with the same layers.
@@ -191,10 +191,10 @@ class PolicyAttachments:
         `is_routed`: for requests that match a route. The route is the permission there, so `destinations.allow` of
         Gateway and listener, which are for requests without a route, is left out; their `deny` applies.
         """
-        place = (layers, is_routed)
-        merged = self._merged.get(place)
+        key = (layers, is_routed)
+        merged = self._merged.get(key)
         if merged is None:
-            merged = self._merged[place] = self._merger.merge(layers, is_routed)
+            merged = self._merged[key] = self._merger.merge(layers, is_routed)
         return merged
 
     def statuses(
@@ -280,8 +280,8 @@ class PolicyAttachments:
     def _takes_effect(self, lost: Lost, policy: EgressPolicy, target: Key) -> bool:
         """Whether the setting would have an effect at this target, and the winner's has one at its own."""
         winner = self._resources.get(*lost.policy) if lost.policy is not None else None
-        places = [(policy, target), *([(winner, lost.target)] if isinstance(winner, EgressPolicy) else ())]
-        return not any(idle.has(lost.setting) for place in places for idle in self._idle(*place))
+        pairs = [(policy, target), *([(winner, lost.target)] if isinstance(winner, EgressPolicy) else ())]
+        return not any(idle.has(lost.setting) for pair in pairs for idle in self._idle(*pair))
 
     def _idle(self, policy: EgressPolicy, target: Key) -> tuple[Idle, ...]:
         """The parts of the policy without effect at this target, cached."""

@@ -107,11 +107,11 @@ class PolicyFilters:
         ]
         return closing(one.spec for one in (*own, *placed))
 
-    def _of_policy(self, policy: EgressPolicy, level: int, place: str) -> tuple[RankedExtension, ...]:
-        key = (policy, place)
+    def _of_policy(self, policy: EgressPolicy, level: int, scope: str) -> tuple[RankedExtension, ...]:
+        key = (policy, scope)
         if key not in self._extensions:
             declared = policy.spec.extensions
-            self._extensions[key] = self.compiler.extensions(policy, declared, AttachmentPoint(level, place))
+            self._extensions[key] = self.compiler.extensions(policy, declared, AttachmentPoint(level, scope))
         return self._extensions[key]
 
     def _limits(
@@ -136,8 +136,8 @@ class PolicyFilters:
                 if isinstance(entry, Rate):
                     type_name, config["window"] = REQUEST_RATE, entry.window.seconds
                     config |= {"burst": entry.burst} if entry.burst is not None else {}
-                place, name = AttachmentPoint(level, scopes.scope(entry.per)), f"limits.{field}[{index}]"
-                yield self.compiler.builtin(type_name, name, phase, config, policy, place, index=index)
+                attachment, name = AttachmentPoint(level, scopes.scope(entry.per)), f"limits.{field}[{index}]"
+                yield self.compiler.builtin(type_name, name, phase, config, policy, attachment, index=index)
         kinds: tuple[tuple[str, tuple[Rate, ...]], ...]
         kinds = (("Bytes", limits.bytes), ("Tokens", limits.tokens), ("Cost", limits.cost))
         for kind, rates in kinds:
@@ -149,17 +149,17 @@ class PolicyFilters:
         others = [entry for entry in entries if "Backend" not in entry["per"]]
         for together, scope in ((of_backend, scopes.backend), (others, str(policy))):
             if together:
-                place, config = AttachmentPoint(level, scope), _quota(policy.spec, limits, together)
-                yield self.compiler.builtin(QOS, "limits", phase, config, policy, place, path="spec.limits")
+                attachment, config = AttachmentPoint(level, scope), _quota(policy.spec, limits, together)
+                yield self.compiler.builtin(QOS, "limits", phase, config, policy, attachment, path="spec.limits")
         if not backend:
             yield from self._body_limit(policy, layer)
 
     def _body_limit(self, policy: EgressPolicy, layer: Layer) -> Iterator[RankedExtension]:
         limits = policy.spec.limits
         if limits is not None and limits.max_body_bytes:
-            place = AttachmentPoint(_LEVELS[layer.level], layer.scope)
+            attachment = AttachmentPoint(_LEVELS[layer.level], layer.scope)
             config = {"maxBytes": limits.max_body_bytes}
-            yield self.compiler.builtin(BODY, "limits.maxBodyBytes", "request-headers", config, policy, place)
+            yield self.compiler.builtin(BODY, "limits.maxBodyBytes", "request-headers", config, policy, attachment)
 
 
 def _is_counted_here(keys: tuple[str, ...], layer: Layer, *, backend: bool) -> bool:

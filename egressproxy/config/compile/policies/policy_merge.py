@@ -28,7 +28,7 @@ from egressproxy.config.compile.backends.parent_credentials import checked_key
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.dns_section import dns_blockers
 from egressproxy.config.compile.policies.dns_merge import DnsMerger
-from egressproxy.config.compile.policies.identity import SECTIONS, read_identity, said_required, said_section
+from egressproxy.config.compile.policies.identity import SECTIONS, read_identity, required_of, section_of
 from egressproxy.config.compile.policies.layers import (
     EffectivePolicy,
     Layer,
@@ -161,7 +161,7 @@ class Merger:
 
     def unenforceable(self, policy: EgressPolicy, level: Level) -> list[str]:
         """Why a place at this level cannot be served under this policy; empty if all of it is enforced."""
-        own = {section: policy for section in SECTIONS if said_section(section, policy) is not None}
+        own = {section: policy for section in SECTIONS if section_of(section, policy) is not None}
         unread = list(self._read_identity(own, None)[1]) if own else []
         if policy.spec.dns is not None:
             problem = self._dns.trust(policy.key, f"dns.caCertificateRefs of {policy}", policy.spec.dns)[2]
@@ -184,7 +184,7 @@ class Merger:
 
     def _parent(self, ordered: Sequence[Layer]) -> ChosenParent | None:
         """Reference and credentials together: one policy decides both."""
-        candidates = _said(ordered, lambda policy: policy.spec.parent and ChosenParent(_in_full(policy), policy))
+        candidates = _candidates(ordered, lambda policy: policy.spec.parent and ChosenParent(_in_full(policy), policy))
         chosen: ChosenParent | None = self.effective.choose("parent", candidates)
         return chosen
 
@@ -192,7 +192,7 @@ class Merger:
         self, ordered: Sequence[Layer], unenforceable: dict[str, None]
     ) -> tuple[tuple[SecretBytes, ...], str]:
         """Keys and trust domain of one policy: the most specific that says `identity.gateways`."""
-        candidates = _said(
+        candidates = _candidates(
             ordered, lambda policy: policy if policy.spec.identity and policy.spec.identity.gateways else None
         )
         policy: EgressPolicy | None = self.effective.choose("identity.gateways", candidates)
@@ -224,11 +224,11 @@ class Merger:
         """Each part as the most specific policy writes it that has it."""
         chosen: dict[str, EgressPolicy] = {}
         for section in SECTIONS:
-            candidates = _said(ordered, partial(said_section, section))
+            candidates = _candidates(ordered, partial(section_of, section))
             found: EgressPolicy | None = self.effective.choose(f"identity.{to_camel(section)}", candidates)
             if found is not None:
                 chosen[section] = found
-        required: bool | None = self.effective.choose("identity.required", _said(ordered, said_required))
+        required: bool | None = self.effective.choose("identity.required", _candidates(ordered, required_of))
         made, problems = self._read_identity(chosen, required)
         unenforceable.update(problems)
         return made
@@ -273,7 +273,7 @@ class Merger:
     def _traffic_winner(self, ordered: Sequence[Layer], path: str) -> Any:
         """The setting at this path of attributes below `traffic`, a duration in seconds; None where none sets it."""
         path = f"traffic.{path}"
-        candidates = _said(ordered, lambda policy: plain_value(field_value(policy.spec, path)))
+        candidates = _candidates(ordered, lambda policy: plain_value(field_value(policy.spec, path)))
         return self.effective.choose(field_path(path), candidates)
 
     # --- restrictions: they add up -----------------------------------------------------------------------------------
@@ -326,14 +326,14 @@ def _namespaces(ref: ParentProxyRef, policy: EgressPolicy) -> dict[str, Any]:
     return written
 
 
-def _said(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list[PolicyCandidate]:
+def _candidates(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list[PolicyCandidate]:
     """What each policy says, most specific first; `read` returns None where it says nothing."""
     policies = ((layer, policy) for layer in ordered for policy in layer.policies)
     return [PolicyCandidate(*each, value) for each in policies if (value := read(each[1])) is not None]
 
 
 def _modes(ordered: Iterable[Layer]) -> list[PolicyCandidate]:
-    return _said(ordered, lambda policy: policy.spec.mode)
+    return _candidates(ordered, lambda policy: policy.spec.mode)
 
 
 def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:

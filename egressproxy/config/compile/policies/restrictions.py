@@ -166,9 +166,9 @@ def merge_limits(ordered: Sequence[Layer]) -> LimitsIR:
 
 def allowed_regions(spec: EgressPolicySpec) -> frozenset[str] | None:
     """The regions that a policy allows: its `regions`, and each RegionLock of its extensions."""
-    said = [spec.regions.allowed] if spec.regions is not None else []
-    said += [_locked(extension.config) for extension in spec.extensions if is_region_lock(extension.type)]
-    return frozenset.intersection(*map(frozenset, said)) if said else None
+    lists = [spec.regions.allowed] if spec.regions is not None else []
+    lists += [_locked(extension.config) for extension in spec.extensions if is_region_lock(extension.type)]
+    return frozenset.intersection(*map(frozenset, lists)) if lists else None
 
 
 def locked_regions(extensions: Iterable[ExtensionIR]) -> frozenset[str] | None:
@@ -191,6 +191,6 @@ def intersect(
     policies: Iterable[EgressPolicy], allowed_by: Callable[[EgressPolicySpec], Iterable[str] | None]
 ) -> frozenset[str] | None:
     """The regions that all policies with a restriction allow; None without a restriction."""
-    said = (allowed_by(policy.spec) for policy in policies)
-    sets = [frozenset(allowed) for allowed in said if allowed is not None]
+    lists = (allowed_by(policy.spec) for policy in policies)
+    sets = [frozenset(allowed) for allowed in lists if allowed is not None]
     return frozenset.intersection(*sets) if sets else None

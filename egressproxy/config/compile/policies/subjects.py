@@ -43,20 +43,20 @@ class ClientSets:
 class SubjectNotes:
     """Collects sentences with their clients, and writes each once."""
 
-    __slots__ = ("_notes", "_said")
+    __slots__ = ("_notes", "_reported")
 
     def __init__(self) -> None:
         self._notes: dict[tuple[Conditions, str, str, str], dict[frozenset[Key], None]] = {}
-        self._said: set[tuple[Conditions, str]] = set()
+        self._reported: set[tuple[Conditions, str]] = set()
 
     def report(self, conditions: Conditions, kind: str, reason: str, sentence: str) -> None:
         """Add a sentence about all clients to the conditions."""
-        self._said.add((conditions, sentence))
+        self._reported.add((conditions, sentence))
         conditions.report(kind, reason, sentence)
 
     def add(self, conditions: Conditions, kind: str, reason: str, sentence: str, holding: frozenset[Key]) -> None:
         """Collect a sentence about clients with these policies."""
-        if (conditions, sentence) not in self._said:
+        if (conditions, sentence) not in self._reported:
             self._notes.setdefault((conditions, kind, reason, sentence), {})[holding] = None
 
     def write(self, policies: Iterable[EgressPolicy]) -> None:
@@ -74,7 +74,7 @@ class SubjectNotes:
 def subject_ir(subject: Subject, own_domain: str) -> SubjectIR:
     """One entry of `subjects`, for the data plane. `own_domain` is the listener's own trust domain."""
     claim = (subject.claim.name, subject.claim.value) if subject.claim is not None else None
-    namespace, account = _place_of(subject, own_domain)
+    namespace, account = _account_of(subject, own_domain)
     return SubjectIR(namespace, account, subject.group or "", claim)
 
 
@@ -100,19 +100,22 @@ def client_sets(policies: Iterable[EgressPolicy], own_domain: str, foreign: Cont
     """The sets of these policies that may apply to one client, up to MAX_COMBINED. `own_domain`: the listener's trust
     domain. `foreign` are the policies in another namespace than their target.
     """
-    by_place: dict[_Place, list[tuple[Key, _Conditions]]] = defaultdict(list)
+    by_account: dict[_Place, list[tuple[Key, _Conditions]]] = defaultdict(list)
     owned = {""}
     for policy in policies:
         for subject in policy.spec.subjects:
-            place = _place_of(subject, own_domain)
-            by_place[place].append((policy.key, _conditions(subject)))
+            account = _account_of(subject, own_domain)
+            by_account[account].append((policy.key, _conditions(subject)))
             if policy.key not in foreign:
-                owned.add(place[0])
-    places = dict.fromkeys((("", ""), *((namespace, "") for namespace, _ in by_place), *by_place))
-    held = {place: tuple(_held_at(place, by_place)) for place in places}
+                owned.add(account[0])
+    accounts = dict.fromkeys((("", ""), *((namespace, "") for namespace, _ in by_account), *by_account))
+    held = {account: tuple(_held_at(account, by_account)) for account in accounts}
     sets = dict.fromkeys(_set(entries, frozenset()) for entries in held.values())
-    own = {place: entries for place, entries in held.items() if place[0] in owned}
-    bounds = [_combine(own, sets), *(_combine({place: held[place]}, sets) for place in held if place not in own)]
+    own = {account: entries for account, entries in held.items() if account[0] in owned}
+    bounds = [
+        _combine(own, sets),
+        *(_combine({account: held[account]}, sets) for account in held if account not in own),
+    ]
     return ClientSets(tuple(filter(None, sets)), min((each for each in bounds if each is not None), default=None))
 
 
@@ -120,18 +123,18 @@ def _combine(held: Mapping[_Place, Sequence[tuple[Key, _Conditions]]], sets: dic
     """Add the combinations of groups and claims at these places to `sets`, up to the limit. Returns `at_most` of
     ClientSets.
     """
-    at_most, unions = 0, {place: {_Conditions()} for place in held}
+    at_most, unions = 0, {account: {_Conditions()} for account in held}
     while True:
-        more = {place: _one_more(unions[place], entries) for place, entries in held.items()}
+        more = {account: _one_more(unions[account], entries) for account, entries in held.items()}
         if more == unions:
             return None
         if sum(map(len, more.values())) - len(held) > MAX_COMBINED:
             return at_most
         at_most, unions = at_most + 1, more
-        sets |= dict.fromkeys(_set(entries, each) for place, entries in held.items() for each in unions[place])
+        sets |= dict.fromkeys(_set(entries, each) for account, entries in held.items() for each in unions[account])
 
 
-def _place_of(subject: Subject, own_domain: str) -> tuple[str, str]:
+def _account_of(subject: Subject, own_domain: str) -> tuple[str, str]:
     """The namespace, as in CallerIdentity, and the service account; "" for absent ones."""
     namespace = namespace_in(subject.trust_domain or "", subject.namespace or "", own_domain)
     return namespace, subject.service_account or ""
@@ -154,11 +157,11 @@ def _conditions(subject: Subject) -> _Conditions:
 
 
 def _held_at(
-    place: tuple[str, str], by_place: Mapping[tuple[str, str], Sequence[tuple[Key, _Conditions]]]
+    account: tuple[str, str], by_account: Mapping[tuple[str, str], Sequence[tuple[Key, _Conditions]]]
 ) -> Iterator[tuple[Key, _Conditions]]:
     """The policies that may apply to clients of a place: without namespace, of the namespace, and of the account."""
-    for wider in dict.fromkeys((("", ""), (place[0], ""), place)):
-        yield from by_place.get(wider, ())
+    for wider in dict.fromkeys((("", ""), (account[0], ""), account)):
+        yield from by_account.get(wider, ())
 
 
 def _one_more(unions: Collection[_Conditions], entries: Sequence[tuple[Key, _Conditions]]) -> set[_Conditions]:

@@ -337,23 +337,25 @@ class BackendRefCompiler:
             return spec
         parent = resolved.parents[0]
         layers = self._own_layers(parent)
-        said = self.policies.merge(layers, is_routed=True)
+        policy = self.policies.merge(layers, is_routed=True)
         unsupported = [section for layer in layers for section in self._not_on_parents(layer)]
         if unsupported:
             raise BackendUnusable(f"not supported on {parent.spec.name}, which is a parent: {', '.join(unsupported)}")
-        if said.unenforceable:
-            raise BackendUnusable("; ".join(said.unenforceable))
-        _check_region(parent, said.regions)
+        if policy.unenforceable:
+            raise BackendUnusable("; ".join(policy.unenforceable))
+        _check_region(parent, policy.regions)
         if parent.region:
             _check_region(parent, merged.regions)
-        hardened = self._tls_floor.apply(spec.parent, said)
+        hardened = self._tls_floor.apply(spec.parent, policy)
         behind = self._with_parents(parent, hardened, merged, (*around, *layers), parent.target[2])
         others: list[OtherParent] = []
         for each, parents in zip(spec.other_parents, resolved.fallbacks, strict=True):
-            way = replace(spec, parent=each.backend, parent_credentials=each.credentials, other_parents=())
-            way = self._with_parents(replace(resolved, parents=parents, fallbacks=()), way, merged, around, namespace)
-            assert way.parent is not None
-            others.append(replace(each, backend=way.parent, dns=way.parent_dns))
+            through = replace(spec, parent=each.backend, parent_credentials=each.credentials, other_parents=())
+            through = self._with_parents(
+                replace(resolved, parents=parents, fallbacks=()), through, merged, around, namespace
+            )
+            assert through.parent is not None
+            others.append(replace(each, backend=through.parent, dns=through.parent_dns))
         dns = self.credential_dns.of_parent(spec, around, namespace)
         return replace(spec, parent=behind, parent_dns=dns, other_parents=tuple(others))
 

@@ -34,11 +34,11 @@ def grpc_match(match: GrpcMatch) -> MatchIR:
     The precedence is that of GRPCRouteRule.matches: more characters of the service before more of the method.
     Expressions rank between service with method, and the service alone.
     """
-    headers, wanted = _of_headers(match.headers), match.method
-    if wanted is None:
+    headers, method_match = _of_headers(match.headers), match.method
+    if method_match is None:
         return MatchIR("/", PathMatchType.PREFIX, _METHOD, headers)
-    service, method = wanted.service or "", wanted.method or ""
-    if wanted.type is MatchType.REGEX:
+    service, method = method_match.service or "", method_match.method or ""
+    if method_match.type is MatchType.REGEX:
         path = "/" + "/".join(f"(?:{part})" if part else "[^/]+" for part in (service, method))
         return MatchIR(path, PathMatchType.REGEX, _METHOD, headers)
     service = service.removeprefix(".")
@@ -51,12 +51,12 @@ def grpc_match(match: GrpcMatch) -> MatchIR:
 
 def grpc_patterns(match: GrpcMatch) -> Iterator[tuple[str, str]]:
     """The expressions of a match, each after its field: service, method, and both combined, must each be valid."""
-    wanted = match.method
-    if wanted is not None and wanted.type is MatchType.REGEX:
-        if wanted.service:
-            yield "method.service", wanted.service
-        if wanted.method:
-            yield "method.method", wanted.method
+    method_match = match.method
+    if method_match is not None and method_match.type is MatchType.REGEX:
+        if method_match.service:
+            yield "method.service", method_match.service
+        if method_match.method:
+            yield "method.method", method_match.method
     made = grpc_match(match)
     if made.path_type is PathMatchType.REGEX:
         yield "method", made.path

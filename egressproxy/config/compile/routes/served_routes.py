@@ -127,8 +127,8 @@ class HostnameClaims:
         if not self._owners:
             return ""
         for hostname in hostnames or ("",):
-            places = (hostname, *_wildcards(hostname), "")
-            found = next((self._owners[place] for place in places if place in self._owners), "")
+            patterns = (hostname, *_wildcards(hostname), "")
+            found = next((self._owners[pattern] for pattern in patterns if pattern in self._owners), "")
             found = found or (self._above.get(hostname, "") if not hostname or hostname.startswith("*.") else "")
             if found:
                 return found

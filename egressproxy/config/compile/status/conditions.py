@@ -72,7 +72,7 @@ class Conditions:
         else:
             self.set(kind, True, reason, message)
 
-    def says(self, kind: str) -> bool:
+    def has(self, kind: str) -> bool:
         return kind in self._conditions
 
     def holds(self, kind: str) -> bool:
@@ -226,8 +226,8 @@ def _in_conditions(part: Mapping[str, Any], before: Mapping[str, Any]) -> Iterat
             if is_gone or condition["type"] == "ResolvedRefs":
                 yield f"{condition['reason']}: {message}"
         elif condition["type"] == "ResolvedRefs":
-            told = {_HINT.sub("", clause) for clause in was["message"].split("; ")}
-            fresh = [clause for clause in message.split("; ") if _HINT.sub("", clause) not in told]
+            known_clauses = {_HINT.sub("", clause) for clause in was["message"].split("; ")}
+            fresh = [clause for clause in message.split("; ") if _HINT.sub("", clause) not in known_clauses]
             if fresh:
                 yield f"{condition['reason']}: {'; '.join(fresh)}"
 

@@ -128,12 +128,12 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
     #: By the named field, else the part unless another object is at fault, and by the text.
     found: dict[tuple[str, str], tuple[list[_WarnedPart], str, Severity, str]] = {}
     for part in (_WarnedPart("", "", whole), *parts):
-        told = set(whole_messages) if part.words else set()
+        seen = set(whole_messages) if part.words else set()
         for condition in part.conditions:
             message = condition.get("message", "")
-            if message and message in told:
+            if message and message in seen:
                 continue
-            told.add(message)
+            seen.add(message)
             text = f"{condition['type']} is {condition['status']} ({condition['reason']})"
             if _is_as_wished(condition):
                 text, message = "some settings are not served", _without_praise(message)
@@ -141,14 +141,14 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
             for piece in _PLACED.split(message):
                 named = _NAMED.search(piece)
                 rest = piece.replace(named[0], "", 1) if named else piece
-                said = f"{text}{': ' if rest else ''}{rest}"
-                place = named[1] if named else ""
-                key = (place or ("" if _OF_ANOTHER.search(said) else part.words), said)
-                parts_of, *_ = found.setdefault(key, ([], place, severity, _code(condition, part.conditions)))
+                sentence = f"{text}{': ' if rest else ''}{rest}"
+                path = named[1] if named else ""
+                key = (path or ("" if _OF_ANOTHER.search(sentence) else part.words), sentence)
+                parts_of, *_ = found.setdefault(key, ([], path, severity, _code(condition, part.conditions)))
                 parts_of.append(part)
-    for (_, said), (parts_of, place, severity, code) in found.items():
+    for (_, sentence), (parts_of, path, severity, code) in found.items():
         words = _words(parts_of)
-        yield problem_at(resource, place or parts_of[0].field_path, f"{words}{said}", severity=severity, code=code)
+        yield problem_at(resource, path or parts_of[0].field_path, f"{words}{sentence}", severity=severity, code=code)
     for condition in own_conditions:
         if _is_well(condition) and _NO_EFFECT in condition.get("message", ""):
             message = _without_praise(condition["message"])
@@ -215,9 +215,9 @@ def _parts(resource: Resource, status: Mapping[str, Any]) -> Iterator[_WarnedPar
         refs = [_identity(ref, home) for ref in getattr(getattr(resource, "spec", None), attribute, ())]
         for part in status.get(section, ()):
             ref = part[key]
-            place = ref.get("namespace") or home
-            wanted = (ref.get("kind"), ref.get("name"), ref.get("sectionName"), ref.get("port"), place)
-            path = f"spec.{field}[{refs.index(wanted)}]" if wanted in refs else ""
+            namespace = ref.get("namespace") or home
+            parent = (ref.get("kind"), ref.get("name"), ref.get("sectionName"), ref.get("port"), namespace)
+            path = f"spec.{field}[{refs.index(parent)}]" if parent in refs else ""
             yield _WarnedPart(f"{word} {ref.get('name', '?')}", path, _unwell(part))
 
 
