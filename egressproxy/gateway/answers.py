@@ -28,7 +28,8 @@ HELD_S: Final = 10.0
 class ReadingClient(HeldFor, Protocol):
     """What is asked of the client while an answer is read."""
 
-    seen_bytes: int  # -1: since the clock has looked, something has moved
+    def note_progress(self) -> None:
+        """Since the clock has looked, something has moved."""
 
     @property
     def is_paused_for_room(self) -> bool:
@@ -179,7 +180,7 @@ class BegunAnswer(MadeAnswer):
 
     # --- BodySink: the backend gives --------------------------------------------------------------------------------
     def send_body(self, data: bytes) -> None:
-        self._client.seen_bytes = -1
+        self._client.note_progress()
         self._parts.append(data)
         self._size += len(data)
         self._read(data, last=False)

@@ -115,7 +115,7 @@ class TranslatedStream(MadeAnswer):
     def send_body(self, data: bytes) -> None:
         if self.has_ended:
             return
-        self._client.seen_bytes = -1  # events that the client does not know are a sign of life, too
+        self._client.note_progress()  # events that the client does not know are a sign of life, too
         self._hand_on(self._translator.feed(data))
         if self._translator.has_failed:
             self._end()
@@ -154,7 +154,7 @@ class _Gathering:
     is_too_long: bool = False
 
     def send_body(self, data: bytes) -> None:
-        self._client.seen_bytes = -1
+        self._client.note_progress()
         self._size += len(data)
         if self._size <= self._limit:
             self.parts.append(data)

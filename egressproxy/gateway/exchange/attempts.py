@@ -16,7 +16,6 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety,
 from egressproxy.filters.base import NextAttempt
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.answers import Answer, BegunAnswer
-from egressproxy.gateway.backends.buffered_body import HELD
 from egressproxy.gateway.backends.endpoints import HostSet
 from egressproxy.gateway.backends.failover import FailoverGroup, FailoverState, may_serve, status_of_answer
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
@@ -26,17 +25,16 @@ from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBacke
 from egressproxy.gateway.backends.session_persistence import BoundSession
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, filtered_answer
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
-from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
+from egressproxy.gateway.exchange.request_body import kept_body
 from egressproxy.gateway.product_types import ADAPTER, RequestAdapter
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import CHUNKED, ResponseHead
-from egressproxy.net.flow_control import BodySink, Reads
+from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.grpc.statuses import is_grpc, parsed_status, retry_pushback_s
 from egressproxy.protocols.upstream import Upstream
 
@@ -483,34 +481,6 @@ async def pause(client: Client, seconds: float) -> None:
     """Between two attempts; the request's own time goes on. Always lets others have a turn."""
     client.end_attempt()
     await asyncio.sleep(max(seconds, LEAST_PAUSE_S))
-
-
-def kept_body(
-    exchange: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
-) -> ReplayableBody | None:
-    """The request's body, kept up to `limit` bytes to be sent again; None where it has none. Filters of the rule are
-    before it, so that they see it once, however many attempts there are. `collected`: the body, if it is here already.
-    """
-    length, chain = exchange.request.body, None
-    if route.chain.request_body is not None:
-        chain = client.pipeline.request_chain
-    source = exchange.state.get(HELD) or client
-    if isinstance(collected, ReplayableBody):
-        return collected
-    if collected is not None:
-        return ReplayableBody.whole(collected)
-    if length == 0:
-        return None
-
-    def start(sink: BodySink) -> Reads:
-        if chain is None:
-            source.send_request_body_to(sink)
-            return client
-        body_filter = client.pipeline.request_filter = BodyFilter(exchange, chain, sink, client, client)
-        source.send_request_body_to(body_filter)
-        return body_filter
-
-    return ReplayableBody(length if chain is None or chain.keeps_length else CHUNKED, start, limit, client)
 
 
 class AttemptTimer:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from math import inf
 
 from egressproxy.errors import ClientGone
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
+from egressproxy.gateway.exchange.request_body import send_request
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.model.exchange import ANONYMOUS
+from egressproxy.model.exchange import ANONYMOUS, Exchange
 from egressproxy.net.flow_control import HTTP2_STREAM
 from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.upstream import Upstream
 
 
 class ClientConnection(DownstreamConnection, Client):
@@ -52,6 +56,12 @@ class ClientConnection(DownstreamConnection, Client):
     @property
     def request_handler(self) -> RequestHandler:
         return self.handler
+
+    def send_request(
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
+        backend: RouteBackend = self.pipeline.backend  # type: ignore[assignment]  # it is chosen before
+        send_request(self, self.driver, backend.chain, exchange, upstream, body, pseudonym)
 
     def trailers_to_pass(self, trailers: bytes) -> bytes:
         return self.passable_of_request(trailers)

@@ -11,12 +11,13 @@ from h2.errors import ErrorCodes
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, Reason, UpstreamFault
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.route_backend import on_the_wheel
+from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.error_responses import answer_of_call, error_of_call, last_fields
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
+from egressproxy.gateway.exchange.request_body import send_request
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
@@ -172,7 +173,7 @@ class ClientStream(DownstreamStream, Client):
     def send_request(
         self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
-        """As of Client. The backend of a call is told what is left of its time: its clock starts then."""
+        """As of UpstreamCaller. The backend of a call is told what is left of its time: its clock starts then."""
         call = self.call
         if call is not None:
             call.exchange = exchange
@@ -180,7 +181,8 @@ class ClientStream(DownstreamStream, Client):
             if call.ends_at != NEVER and b"grpc-timeout" in fields:
                 ends_at = min(call.ends_at, self.exchange_ends_at, self.attempt_ends_at)
                 fields.set(b"grpc-timeout", timeout_value(ends_at - monotonic()))
-        super().send_request(exchange, upstream, body, pseudonym)
+        backend: RouteBackend = self.pipeline.backend  # type: ignore[assignment]  # it is chosen before
+        send_request(self, self.driver, backend.chain, exchange, upstream, body, pseudonym)
 
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
