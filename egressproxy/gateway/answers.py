@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from egressproxy.errors import GatewayError
 from egressproxy.filters.content_coding import ContentDecoder, Undecodable, coding_of, is_readable
-from egressproxy.gateway.backends.replayable_body import HeldFor
+from egressproxy.gateway.backends.buffered_body import BodyClient
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE
@@ -23,17 +23,6 @@ from egressproxy.protocols.upstream import Upstream
 #: Seconds for which the head of an answer is held that opens and says nothing yet. Its comments keep a client waiting
 #: that does not get them.
 HELD_S: Final = 10.0
-
-
-class ReadingClient(HeldFor, Protocol):
-    """What is asked of the client while an answer is read."""
-
-    def note_progress(self) -> None:
-        """Since the clock has looked, something has moved."""
-
-    @property
-    def is_paused_for_room(self) -> bool:
-        """Whether reading its request is paused until there is room."""
 
 
 class MadeAnswer(ABC):
@@ -131,7 +120,7 @@ class BegunAnswer(MadeAnswer):
 
     _exchange: Exchange
     _upstream: Upstream
-    _client: ReadingClient
+    _client: BodyClient
     _first: AnswerBeginning
     _decoder: ContentDecoder | None
     has_ended: bool = False
@@ -143,7 +132,7 @@ class BegunAnswer(MadeAnswer):
 
     @classmethod
     def of(
-        cls, exchange: Exchange, upstream: Upstream, client: ReadingClient, first: AnswerBeginning
+        cls, exchange: Exchange, upstream: Upstream, client: BodyClient, first: AnswerBeginning
     ) -> BegunAnswer | None:
         """The answer in `exchange`, held for `first` to read. None: its content coding cannot be read."""
         coding = coding_of(exchange.response.fields)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.translation.apis import REQUIRED_FIELDS, belongs_to_one_api, describes_the_body
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.gateway.answers import BegunAnswer, MadeAnswer, ReadingClient
+from egressproxy.gateway.answers import BegunAnswer, MadeAnswer
+from egressproxy.gateway.backends.buffered_body import BodyClient
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import EVENT_STREAM
 from egressproxy.model.message import RequestHead, ResponseHead
@@ -78,7 +79,7 @@ class TranslatedStream(MadeAnswer):
     _exchange: Exchange
     _upstream: Upstream | BegunAnswer
     _translator: ResponseTranslator
-    _client: ReadingClient
+    _client: BodyClient
     _sink: BodySink | None = None
     has_ended: bool = False
 
@@ -145,7 +146,7 @@ class TranslatedStream(MadeAnswer):
 class _Gathering:
     """A sink that keeps a body up to a bound."""
 
-    _client: ReadingClient
+    _client: BodyClient
     _source: Reads
     _limit: int
     _size: int = 0
@@ -168,7 +169,7 @@ class _Gathering:
         self._client.driver.resume()
 
 
-async def gathered(upstream: Upstream | BegunAnswer, client: ReadingClient, limit: int) -> bytes:
+async def gathered(upstream: Upstream | BegunAnswer, client: BodyClient, limit: int) -> bytes:
     """The whole body of an answer. Raises UpstreamFault where it breaks off, or is longer than `limit` bytes."""
     body = b"" if upstream.has_ended else upstream.whole_body()
     if body is None:

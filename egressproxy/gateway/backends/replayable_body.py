@@ -12,9 +12,10 @@ from time import monotonic
 from typing import Final, Protocol
 
 from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.gateway.backends.buffered_body import BodyClient
 from egressproxy.model.message import CHUNKED, BodyLength
 from egressproxy.net.byte_queue import ByteQueue
-from egressproxy.net.driver import PAUSE, Driver
+from egressproxy.net.driver import PAUSE
 from egressproxy.net.flow_control import BodySink, Reads
 
 #: Bytes of a streamed body that are kept for another attempt.
@@ -32,21 +33,6 @@ class BodyTarget(BodySink, Protocol):
 
     def feed_from(self, feeder: Reads) -> None:
         """From now on this source fills it."""
-
-
-class HeldFor(Protocol):
-    """The client whose request or answer is held."""
-
-    driver: Driver
-
-    def hold_bytes(self, size: int, source: Reads | None = None, *, waits: bool = True) -> bool:
-        """So many bytes more (below 0: less) of a body are held for the exchange in progress: of its request, or of its
-        answer, which comes from `source`. Where there is no room for more, nothing more is read until there is, if it
-        `waits`. Returns whether there is room.
-        """
-
-    def may_keep(self, size: int) -> bool:
-        """As `hold_bytes`, for what can be done without: returns whether there is room, and does nothing more."""
 
 
 class ReplayableBody:
@@ -79,7 +65,7 @@ class ReplayableBody:
     )
 
     def __init__(
-        self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT, client: HeldFor | None = None
+        self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT, client: BodyClient | None = None
     ) -> None:
         self._client = client
         self.length = length
@@ -91,7 +77,7 @@ class ReplayableBody:
         self._start: Start | None = start
         self._source: Reads | None = None  # not started yet
         self._limit = limit
-        self._collecting: HeldFor | None = None  # the holder that waits for the whole body
+        self._collecting: BodyClient | None = None  # the holder that waits for the whole body
         self._collecting_limit = 0  # and no longer than this, in bytes
         self._target: BodyTarget | None = None
         self._kept = ByteQueue()
@@ -159,7 +145,7 @@ class ReplayableBody:
         if self._trailers is None:
             self.pause_reading()
 
-    async def collect(self, client: HeldFor, limit: int, *, only_looks: bool = False) -> bytes:
+    async def collect(self, client: BodyClient, limit: int, *, only_looks: bool = False) -> bytes:
         """The whole body, once its end has come. A short body stays here for further attempts; all of it where the
         caller `only_looks`, and keeps nothing. Not while one is under way.
 

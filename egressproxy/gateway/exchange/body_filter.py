@@ -9,9 +9,8 @@ from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import MORE
 from egressproxy.filters.body import BodyChain, ChosenSteps
 from egressproxy.filters.body_plan import SHORT_BODY
-from egressproxy.gateway.answers import ReadingClient
 from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
-from egressproxy.gateway.backends.replayable_body import HeldFor
+from egressproxy.gateway.backends.buffered_body import BodyClient
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE, Driver
@@ -60,9 +59,7 @@ class BodyFilter:
         "tail",
     )
 
-    def __init__(
-        self, exchange: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: ReadingClient
-    ) -> None:
+    def __init__(self, exchange: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: BodyClient) -> None:
         self._exchange = exchange
         self.chain = chain
         self._sink = sink
@@ -272,13 +269,13 @@ class BodyFilter:
 
 class Collector:
     """Keeps a whole (filtered) body, of `limit` bytes at most (-1: filters bound it), and the `trailers` behind it. It
-    is that of a request, or comes from `source`. Its bytes count for `client`; without one they are few.
+    is that of a request, or comes from `source`. A body of few bytes has no `client` to hold them for.
     """
 
     __slots__ = ("_client", "_driver", "_is_whole", "_limit", "_parts", "_size", "_source", "trailers")
 
     def __init__(
-        self, driver: Driver, client: HeldFor | None = None, limit: int = -1, source: Reads | None = None
+        self, driver: Driver, client: BodyClient | None = None, limit: int = -1, source: Reads | None = None
     ) -> None:
         self._driver = driver
         self._client = client
@@ -311,7 +308,7 @@ class Collector:
 
 
 async def filtered_whole(
-    client: HeldFor, exchange: Exchange, chosen: ChosenSteps, body: bytes, source: Reads | None = None
+    client: BodyClient, exchange: Exchange, chosen: ChosenSteps, body: bytes, source: Reads | None = None
 ) -> bytes:
     """What these filters make of a body in one piece, of a request or from `source`. Raises as `BodyChain.feed`."""
     if len(body) > SHORT_BODY:

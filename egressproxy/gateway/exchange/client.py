@@ -110,7 +110,7 @@ class Client(ExchangeClock, Protocol):
         return bool(getattr(self.request_handler, "has_no_memory", False))
 
     def may_keep(self, size: int) -> bool:
-        """As of HeldFor."""
+        """As of BodyClient."""
         hold = self.pipeline.held_bytes
         if hold is None:
             hold = self.pipeline.held_bytes = self.state.new_hold(self.client, self.held_of_connection)
@@ -121,7 +121,7 @@ class Client(ExchangeClock, Protocol):
         self.seen_bytes = -1
 
     def hold_bytes(self, size: int, source: Reads | None = None, *, waits: bool = True) -> bool:
-        """As of HeldFor. Ends the exchange where the process has no memory left (503), where waiting for room is of no
+        """As of BodyClient. Ends the exchange where the process has no memory left (503), where waiting for room is of no
         use (503), and where its request is longer than `limits.maxBufferedBytes` (413).
         """
         state, hold = self.state, self.pipeline.held_bytes
