@@ -26,6 +26,7 @@ from egressproxy.gateway.backends.session_persistence import BoundSession
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, filtered_answer
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.clock import late_attempt, late_request
 from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
 from egressproxy.gateway.exchange.request_body import kept_body
 from egressproxy.gateway.product_types import ADAPTER, RequestAdapter
@@ -56,7 +57,7 @@ async def reach_with_retries(
     timer = None
     if 0 < route.request_s < EXACT_BELOW_S:
         left_s = max(0.0, exchange.started_at + route.request_s - monotonic())
-        timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
+        timer = asyncio.get_running_loop().call_later(left_s, lambda: client.driver.throw(late_request()))
     try:
         return await attempts.reach(collected)
     finally:
@@ -302,7 +303,7 @@ class Attempts:
         pushback_s = retry_pushback_s(block)
         if pushback_s is not None:
             client = self._client
-            if not 0 <= pushback_s <= min(MAX_PUSHBACK_S, client.exchange_ends_at - client.wheel.now):
+            if not 0 <= pushback_s <= min(MAX_PUSHBACK_S, client.clock.exchange_ends_at - client.wheel.now):
                 return False
             self._wait_s = pushback_s
         return True
@@ -479,7 +480,7 @@ def discard(client: Client, upstream: Upstream) -> None:
 
 async def pause(client: Client, seconds: float) -> None:
     """Between two attempts; the request's own time goes on. Always lets others have a turn."""
-    client.end_attempt()
+    client.clock.end_attempt(client)
     await asyncio.sleep(max(seconds, LEAST_PAUSE_S))
 
 
@@ -499,7 +500,7 @@ class AttemptTimer:
         self._handle = self._rest = None
         loop = asyncio.get_running_loop()
         if backend.is_brief:
-            self._rest = loop.call_later(backend.backend_request_s, client.end_late_attempt)
+            self._rest = loop.call_later(backend.backend_request_s, self._end)
         if self._first_byte_s:
             self._handle = loop.call_later(self._first_byte_s, self._look)
 
@@ -519,4 +520,7 @@ class AttemptTimer:
         if left_s > 0:
             self._handle = asyncio.get_running_loop().call_later(left_s, self._look)
         else:
-            self._client.end_late_attempt()
+            self._end()
+
+    def _end(self) -> None:
+        self._client.driver.throw(late_attempt(self._client.pipeline))

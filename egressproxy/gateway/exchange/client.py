@@ -14,8 +14,9 @@ from typing import ClassVar, Protocol
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock, no_room, too_much_held
-from egressproxy.gateway.exchange.error_responses import answer_for
+from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock, TimedClient, no_room, too_much_held
+from egressproxy.gateway.exchange.error_responses import answer_for, error_of_call
+from egressproxy.gateway.exchange.grpc_call import answer_to_call
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.checked_credentials import Verdict
@@ -33,7 +34,7 @@ from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.telemetry.series import BUCKETS_S, Series
 
 
-class Client(ExchangeClock, Protocol):
+class Client(TimedClient, Protocol):
     """Asks its listener of the current snapshot anew for every request: a reload holds for the next one.
 
     `idle_s` is how long the connection may wait for its next request. The attributes are those of the protocol's class,
@@ -52,6 +53,7 @@ class Client(ExchangeClock, Protocol):
     request_headers_s: float
     transport: asyncio.Transport
     # of the gateway
+    clock: ExchangeClock  # STOPPED: no exchange is admitted
     identity: CallerIdentity  # of the connection: an exchange may know better
     identity_until: float  # seconds since 1970
     server_name: str  # what the client's ClientHello named, on a listener that terminates TLS
@@ -118,11 +120,11 @@ class Client(ExchangeClock, Protocol):
         return hold.has_room() and not self.handler_has_no_memory
 
     def note_progress(self) -> None:
-        self.seen_bytes = -1
+        self.clock.seen_bytes = -1
 
     def hold_bytes(self, size: int, source: Reads | None = None, *, waits: bool = True) -> bool:
-        """As of BodyClient. Ends the exchange where the process has no memory left (503), where waiting for room is of no
-        use (503), and where its request is longer than `limits.maxBufferedBytes` (413).
+        """As of BodyClient. Ends the exchange where the process has no memory left (503), where waiting for room is of
+        no use (503), and where its request is longer than `limits.maxBufferedBytes` (413).
         """
         state, hold = self.state, self.pipeline.held_bytes
         if hold is None:
@@ -180,6 +182,8 @@ class Client(ExchangeClock, Protocol):
     # --- the form of an answer -----------------------------------------------------------------------------------
     def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
         """What the client is told of an error."""
+        if self.call is not None:
+            return error_of_call(error, exchange.request_id)
         return answer_for(error, exchange.request_id, PRODUCTS.error_form(exchange, self.backends))
 
     @property
@@ -190,13 +194,18 @@ class Client(ExchangeClock, Protocol):
 
     def own_answer(self, answer: LocalResponse, exchange: Exchange) -> LocalResponse:
         """A response of our own, or of a filter, as this client understands it."""
-        return answer
+        return answer if self.call is None else answer_to_call(exchange, answer)
 
     def break_off(self, error: GatewayError) -> None:
         """An error has come behind the head of the response."""
         self.abort()
 
-    # --- the request, to a backend ------------------------------------------------------------------------------
+    # --- UpstreamCaller ------------------------------------------------------------------------------------------
+    def start_attempt(self) -> None:
+        seconds = self.pipeline.backend.clock_s  # type: ignore[union-attr]  # it is chosen before
+        if seconds > 0:
+            self.clock.start_attempt(self, seconds)
+
     def count_attempt(self, result: str) -> None:
         """An attempt has ended without an answer; `result` is the reason of its failure."""
         self.pipeline.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before

@@ -26,6 +26,7 @@ from egressproxy.gateway.backends.upstream_call import AttemptCounter, Repeat, c
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.clock import STOPPED, started_clock
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import error_event
 from egressproxy.gateway.exchange.identification import identify
@@ -93,7 +94,7 @@ class HttpConnectionManager(Server):
 
     def on_deadline(self, client: Client) -> None:
         """RequestHandler: the deadline of the client's connection has passed. End the exchange if its time is over."""
-        fault = client.look_at_clock()
+        fault = client.clock.look(client)
         if fault is not None:
             client.driver.throw(fault)
 
@@ -126,7 +127,7 @@ class HttpConnectionManager(Server):
                     route: Route = pipeline.route  # type: ignore[assignment]
                     if self.accounting.gate is not None:
                         pipeline.tenant = self.accounting.gate.admit(exchange, route.priority)
-                    client.start_clock(route.clock_s, route.idle_s)
+                    client.clock = started_clock(client, route.clock_s, route.idle_s)
                 elif action == CALL:
                     client.body_limit = exchange.max_body_bytes
                     route, body = pipeline.route, pipeline.body  # type: ignore[assignment]
@@ -272,6 +273,7 @@ class HttpConnectionManager(Server):
             close = pipeline.close or (self.ends_connections and not self.is_draining) or client.state.is_closed
             if self.last_idle_s:
                 client.idle_s = self.last_idle_s
+            client.clock = STOPPED
             pipeline.reset()  # what waits for its next request holds nothing of the last
             if client.is_lost:
                 client.state.leave(client)

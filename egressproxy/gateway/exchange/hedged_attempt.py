@@ -13,7 +13,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
+from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.backends.endpoints import HostSet
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -26,7 +26,7 @@ from egressproxy.gateway.backends.upstream_call import (
 )
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.clock import ANSWER_S
+from egressproxy.gateway.exchange.clock import ANSWER_S, late_attempt
 from egressproxy.gateway.exchange.request_body import send_request
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -171,9 +171,7 @@ class HedgedAttempt(UpstreamCaller):
         self._handle = asyncio.get_running_loop().call_later(min(limits, default=ANSWER_S), self._late)
 
     def _late(self) -> None:
-        retry = RetrySafety.SAFE if self.resources.upstream is None else RetrySafety.IF_IDEMPOTENT
-        error = UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
-        self.driver.throw(error)
+        self.driver.throw(late_attempt(self.resources))
 
     def count_attempt(self, result: str) -> None:
         self.backend.series.attempt(CANCELLED if self.is_cancelled else result)

@@ -54,6 +54,8 @@ def begin_response(
         elif chain is None:
             body = upstream.whole_body()
     client.send_response(exchange.response, request, server.pseudonym, body, close=close)
+    if client.call is not None:
+        client.call.begin_response(exchange, exchange.response, body)
     exchange.status = exchange.response.status  # not before: what cannot be written is answered 500
     if body is None:
         exchange.first_byte_at = monotonic()
@@ -136,7 +138,7 @@ class Room:
 
 async def answer_taken(client: Client) -> None:
     """Wait until the client has taken what was held of the answer, or most of it: until then it is held."""
-    client.end_attempt()
+    client.clock.end_attempt(client)
     client.feed_from(Room(client.driver))
     while client.is_write_blocked:
         await PAUSE
