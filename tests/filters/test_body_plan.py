@@ -176,3 +176,27 @@ def test_what_is_too_long_is_refused_as_in_a_chain():
         plan.choose(x).pass_whole(x, b"abcd")
     assert (caught.value.reason, caught.value.status) == (Reason.BODY_TOO_LARGE, 413)
     assert placed[0].stats_in(Phase.REQUEST_BODY).rejected == 1
+
+
+@pytest.mark.parametrize("mode", ["buffer", "fail"])
+def test_a_choice_that_is_none_fails_closed_or_lets_the_body_pass(mode):
+    for opens in (False, True):
+        x, plan, placed = begun([Scripted("add", mode, 9, False, False, False, False)], [opens], "response-body")
+        if opens:
+            assert plan.choose(x) is None
+        else:
+            with pytest.raises(GatewayError) as caught:
+                plan.choose(x)
+            assert (caught.value.status, caught.value.reason) == (502, Reason.FILTER_FAILED)
+            assert "secret" not in caught.value.message + caught.value.detail
+        assert placed[0].stats_in(Phase.RESPONSE_BODY).failed == 1
+
+
+def test_a_filter_that_answers_a_body_is_counted_so():
+    x, plan, placed = begun(
+        [Scripted("answer", BodyMode.BUFFER, 9, False, False, False, False)], [False], "request-body"
+    )
+    with pytest.raises(FilterAnswered):
+        plan.choose(x).pass_whole(x, b"abc")
+    stats = placed[0].stats_in(Phase.REQUEST_BODY)
+    assert (stats.runs, stats.answered, stats.rejected, stats.failed) == (1, 1, 0, 0)
