@@ -15,8 +15,7 @@ from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.base import ORIGINAL_BODY, REQUEST_TRAILERS, RESPONSE_TRAILERS, Filter, Phase, sees_trailers
-from egressproxy.filters.coded_body import CodedBody, head_of
-from egressproxy.filters.content_coding import coding_of, note_change, without_digests
+from egressproxy.filters.content_coding import CodedBody, coding_of, head_of, note_change, without_digests
 from egressproxy.filters.filter_step import (
     FilterAnswered,
     FilterStep,

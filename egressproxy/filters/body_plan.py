@@ -25,8 +25,7 @@ from typing import Final
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import BodyMode, Phase
 from egressproxy.filters.body import UNBOUND, BodyChain, ChosenSteps
-from egressproxy.filters.coded_body import head_of, undecodable
-from egressproxy.filters.content_coding import CODINGS, coding_of, is_readable, note_change
+from egressproxy.filters.content_coding import CODINGS, coding_of, head_of, is_readable, note_change, undecodable
 from egressproxy.filters.filter_step import FilterStep, FilterSteps, settle
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
@@ -180,10 +179,9 @@ class BodyPlan:
 
     def chain(self, exchange: Exchange, chosen: ChosenSteps) -> BodyChain:
         """The chain of these filters for the body of one exchange."""
-        fields = head_of(exchange, self.phase).fields
-        chain = BodyChain(chosen, coding_of(fields) if chosen.decodes else b"")
+        chain = BodyChain(chosen, coding_of(head_of(exchange, self.phase).fields) if chosen.decodes else b"")
         if not (chain.keeps_length or chain.holds):
-            note_change(fields)
+            note_change(head_of(exchange, self.phase).fields)
         return chain
 
     def limit_for(self, exchange: Exchange) -> int:

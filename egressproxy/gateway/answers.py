@@ -80,6 +80,7 @@ class WholeAnswer(MadeAnswer):
 
     _upstream: Answer
     _body: bytes
+    _trailers: bytes = b""
     has_ended: bool = False
 
     @property
@@ -89,18 +90,20 @@ class WholeAnswer(MadeAnswer):
     def settle_length(self) -> int:
         return len(self._body)
 
-    def whole_body(self) -> bytes:
-        """The body; it is taken then."""
+    def whole_body(self) -> bytes | None:
+        """The body, if no trailers follow; it is taken then."""
+        return None if self._trailers else self._taken()
+
+    def send_response_body_to(self, sink: BodySink) -> None:
+        body = self._taken()
+        if body:
+            sink.send_body(body)
+        sink.end_body(self._trailers)
+
+    def _taken(self) -> bytes:
         body, self._body = self._body, b""
         self.has_ended = True
         return body
-
-    def send_response_body_to(self, sink: BodySink) -> None:
-        """Send the body there."""
-        body = self.whole_body()
-        if body:
-            sink.send_body(body)
-        sink.end_body(b"")
 
     async def response_end(self) -> None:
         """It is here."""

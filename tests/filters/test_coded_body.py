@@ -138,6 +138,18 @@ def test_an_event_in_a_coding_is_not_delayed():
         (Phase.RESPONSE_BODY, b"gzip", TEXT, 200, (502, Reason.BAD_RESPONSE)),
         (Phase.RESPONSE_BODY, b"gzip", BOMB, 200, (502, Reason.BAD_RESPONSE)),
     ],
+    ids=[
+        "unknown",
+        "stacked",
+        "aws",
+        "plain",
+        "bomb",
+        "unknown answer",
+        "stacked answer",
+        "cut",
+        "plain answer",
+        "bombs",
+    ],
 )
 @MODES
 def test_a_body_that_cannot_be_read_is_refused(

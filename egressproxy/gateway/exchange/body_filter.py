@@ -9,8 +9,8 @@ from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import MORE
 from egressproxy.filters.body import BodyChain, ChosenSteps
 from egressproxy.filters.body_plan import SHORT_BODY
-from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.backends.buffered_body import BodyClient
+from egressproxy.gateway.backends.replayable_body import forwarded_trailers
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE, Driver

@@ -80,13 +80,9 @@ class Client(TimedClient, Protocol):
         fields that filters, or the servers that they ask, alone may set; and none that show who a client is.
         """
         route, backend = self.pipeline.route, self.pipeline.backend
-        if route is not None and route.chain.request_headers is not None and not route.chain.lets_request_trailers:
+        if route is not None and route.chain.stops_request_trailers:
             return b""
-        if (
-            backend is not None
-            and backend.chain.backend_request is not None
-            and not backend.chain.lets_backend_trailers
-        ):
+        if backend is not None and backend.chain.stops_backend_trailers:
             return b""
         credentials = self.state.port.credentials
         return trailers if credentials is None else credentials.sub(b"", trailers)

@@ -6,7 +6,6 @@ from math import inf
 
 from egressproxy.errors import ClientGone
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import STOPPED, waits_for_people
 from egressproxy.gateway.exchange.grpc_call import GrpcCall
@@ -58,8 +57,7 @@ class ClientConnection(DownstreamConnection, Client):
     def send_request(
         self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
-        backend: RouteBackend = self.pipeline.backend  # type: ignore[assignment]  # it is chosen before
-        send_request(self, self.driver, backend.chain, exchange, upstream, body, pseudonym)
+        send_request(self, self.driver, self.pipeline.backend, exchange, upstream, body, pseudonym)
 
     def trailers_to_pass(self, trailers: bytes) -> bytes:
         return self.passable_of_request(trailers)

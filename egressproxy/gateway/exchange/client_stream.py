@@ -10,7 +10,6 @@ from h2.errors import ErrorCodes
 
 from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.clock import STOPPED
@@ -155,8 +154,7 @@ class ClientStream(DownstreamStream, Client):
     ) -> None:
         if self.call is not None:
             self.call.tell_time_left(exchange.request, self.clock.exchange_ends_at, self.clock.attempt_ends_at)
-        backend: RouteBackend = self.pipeline.backend  # type: ignore[assignment]  # it is chosen before
-        send_request(self, self.driver, backend.chain, exchange, upstream, body, pseudonym)
+        send_request(self, self.driver, self.pipeline.backend, exchange, upstream, body, pseudonym)
 
     def break_off(self, error: GatewayError) -> None:
         """As of Client. Trailers say how a call has ended, where nothing has said it and the client still listens."""

@@ -31,8 +31,8 @@ class GrpcCall:
         self.is_open = False
 
     def begin(self, request_s: float) -> float:
-        """The seconds that the request may take (0: as long as it likes), of which the rule allows `request_s`. The
-        deadline of the call begins. Raises GatewayError for one that is malformed or over.
+        """The seconds that the request may take (0, NEVER: as long as it likes), of which the rule allows `request_s`.
+        The deadline of the call begins. Raises GatewayError for one that is malformed or over.
         """
         if not self.timeout:
             return request_s
@@ -45,8 +45,6 @@ class GrpcCall:
         if seconds <= 0:
             raise UpstreamFault(Reason.REQUEST_TIMEOUT, "the deadline of the call has passed", status=504)
         self.ends_at = monotonic() + seconds
-        if seconds == NEVER:
-            return request_s
         on_wheel = on_the_wheel(seconds)
         return min(request_s, on_wheel) if request_s > 0 else on_wheel
 

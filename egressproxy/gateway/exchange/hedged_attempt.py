@@ -183,7 +183,7 @@ class HedgedAttempt(UpstreamCaller):
         self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         """See UpstreamCaller. Mirrors get their copies beside the attempt that is sent first."""
-        send_request(self._client, self.driver, self.backend.chain, exchange, upstream, body, pseudonym)
+        send_request(self._client, self.driver, self.backend, exchange, upstream, body, pseudonym)
 
     def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""

@@ -9,10 +9,14 @@ from typing import Final
 
 from egressproxy.filters.body import ChosenSteps
 from egressproxy.filters.body_plan import BodyPath, is_short, path_of
-from egressproxy.filters.chain import Chain
-from egressproxy.gateway.backends.backend_body_filters import streaming_backend_filters, unfiltered_body
 from egressproxy.gateway.backends.buffered_body import HELD, MADE_BODY, invite_body
-from egressproxy.gateway.backends.replayable_body import BodyTarget, ReplayableBody
+from egressproxy.gateway.backends.replayable_body import (
+    BodyTarget,
+    ReplayableBody,
+    streaming_backend_filters,
+    unfiltered_body,
+)
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.body_filter import BodyFilter, Collector, filtered_whole
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.route import Route
@@ -104,10 +108,10 @@ def kept_body(
 
 
 def send_request(
-    client: Client, driver: Driver, backend_chain: Chain, exchange: Exchange, upstream: Upstream,
+    client: Client, driver: Driver, backend: RouteBackend | None, exchange: Exchange, upstream: Upstream,
     body: bytes | ReplayableBody | None, pseudonym: bytes,
 ) -> None:  # fmt: skip
-    """The head to a backend with this chain, and the body: at once where we have it, else as the client sends it.
+    """The head to this backend (it is chosen), and the body: at once where we have it, else as the client sends it.
     `body`: what the attempt sends where that is known or kept. `driver` waits for the response.
     """
     head, pipeline = exchange.request, client.pipeline
@@ -125,17 +129,18 @@ def send_request(
             upstream.begin(driver, head)
             upstream.send_whole(head, exchange.upstream_host, pseudonym, body)
             return
+    assert backend is not None
     kept = chain = filters = None
     if isinstance(body, bytes):
         head.body = len(body)
     else:
         if body is not None:
             kept = body
-            kept.drop_trailers(backend_chain.backend_request is not None and not backend_chain.lets_backend_trailers)
+            kept.drop_trailers(backend.chain.stops_backend_trailers)
             head.body = kept.length
         elif head.body != 0 and is_filtered:
             chain = pipeline.request_chain
-        filters = streaming_backend_filters(exchange, backend_chain)
+        filters = streaming_backend_filters(exchange, backend.chain)
         if not (chain is None or chain.keeps_length) or not (filters is None or filters.keeps_length):
             head.body = CHUNKED
     upstream.begin(driver, head)
@@ -152,7 +157,7 @@ def send_request(
     sink: BodySink = target  # takes what is sent, for mirrors, too
     if mirrors is not None:
         pipeline.mirror_requests = None
-        unfiltered = unfiltered_body(exchange, backend_chain)
+        unfiltered = unfiltered_body(exchange, backend.chain)
         if unfiltered is not None:
             mirrors.begin_whole(*unfiltered)
         else:

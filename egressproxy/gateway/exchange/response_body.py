@@ -31,11 +31,10 @@ class Server(Protocol):
 
 
 def begin_response(
-    server: Server, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer,
-    body: bytes | None = None,
-) -> bool:  # fmt: skip
-    """Send the head of `exchange.response`, and `body` if filters have made it of what was here. True if that is the
-    whole response; its connection is released then.
+    server: Server, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer
+) -> bool:
+    """Send the head of `exchange.response`, and the body if all of it is here. Returns whether that is the whole
+    response; its connection is released then.
     """
     request = exchange.request
     pipeline = client.pipeline
@@ -48,11 +47,11 @@ def begin_response(
         or client.state.is_closed
         or (client.has_ended and client.is_last)
     )
-    if body is None:
-        if upstream.has_ended:
-            body = b""
-        elif chain is None:
-            body = upstream.whole_body()
+    body = None
+    if upstream.has_ended:
+        body = b""
+    elif chain is None:
+        body = upstream.whole_body()
     client.send_response(exchange.response, request, server.pseudonym, body, close=close)
     if client.call is not None:
         client.call.begin_response(exchange, exchange.response, body)
@@ -114,14 +113,9 @@ async def filter_response(server: Server, exchange: Exchange, client: Client, pl
     if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)
         body = trailers = b""
     response.body = CHUNKED if trailers else len(body)
-    if not trailers:
-        begin_response(server, exchange, client, None, upstream, body)
-        return
-    begin_response(server, exchange, client, chain, WholeAnswer(upstream, body))
-    if body:
-        client.send_body(body)
-    client.end_body(trailers)
-    client.pipeline.release(reusable=upstream.is_reusable)
+    answer = WholeAnswer(upstream, body, trailers)
+    if not begin_response(server, exchange, client, None, answer):
+        await relay_response(exchange, client, None, answer)
 
 
 @dataclass(slots=True, eq=False, repr=False)
