@@ -54,16 +54,19 @@ class BodyPath(Enum):
     BUFFERED = "buffered"
 
 
+_UNREAD, _FLOWING, _WHOLE, _BUFFERED = BodyPath
+
+
 def path_of(chosen: ChosenSteps | None, fields: Fields, limit: int = -1, *, is_alone: bool = True) -> BodyPath:
     """The path of a body behind this head. `limit`: the bytes of it that a filter of the backend gets whole; -1: none
     does. `is_alone`: nobody but the filters of this place asks for it.
     """
     if chosen is not None and chosen.holds:
         is_plain = not (chosen.decodes and b"content-encoding" in fields)
-        return BodyPath.WHOLE if is_alone and is_plain else BodyPath.BUFFERED
+        return _WHOLE if is_alone and is_plain else _BUFFERED
     if limit >= 0:
-        return BodyPath.BUFFERED
-    return BodyPath.UNREAD if chosen is None else BodyPath.STREAM
+        return _BUFFERED
+    return _UNREAD if chosen is None else _FLOWING
 
 
 def is_short(chosen: ChosenSteps, length: BodyLength) -> bool:

@@ -307,15 +307,17 @@ class Collector:
         self._driver.resume()
 
 
-async def filtered_whole(
+def pass_whole(
     client: BodyClient, exchange: Exchange, chosen: ChosenSteps, body: bytes, source: Reads | None = None
-) -> bytes:
+) -> bytes | asyncio.Task[bytes]:
     """What these filters make of a body in one piece, of a request or from `source`. Raises as `BodyChain.feed`."""
     if len(body) > SHORT_BODY:
         client.hold_bytes(len(body), source, waits=False)
-    outcome = chosen.pass_whole(exchange, body)
-    if isinstance(outcome, bytes):
-        return outcome
+    return chosen.pass_whole(exchange, body)
+
+
+async def finished(outcome: asyncio.Task[bytes]) -> bytes:
+    """What the filters of a whole body have made of it. Raises as `BodyChain.feed`."""
     try:
         return await outcome
     except asyncio.CancelledError:

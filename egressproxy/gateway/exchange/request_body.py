@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from egressproxy.filters.body import ChosenSteps
 from egressproxy.filters.body_plan import BodyPath, is_short, path_of
 from egressproxy.gateway.backends.buffered_body import HELD, MADE_BODY, invite_body
 from egressproxy.gateway.backends.replayable_body import (
@@ -17,7 +16,7 @@ from egressproxy.gateway.backends.replayable_body import (
     unfiltered_body,
 )
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.exchange.body_filter import BodyFilter, Collector, filtered_whole
+from egressproxy.gateway.exchange.body_filter import BodyFilter, Collector, finished, pass_whole
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import Exchange
@@ -41,9 +40,15 @@ async def read_request_body(
     limit = route.body_limit(exchange) if route.backend_body_plans else route.needs_body
     path = path_of(chosen, head.fields, limit, is_alone=route.filters_alone)
     if path is _WHOLE and chosen is not None:
-        whole = await _arrived_body(client, head, chosen)
+        whole = None if head.expect_continue else client.take_request_body()
+        if whole is None and is_short(chosen, head.body):
+            short = Collector(client.driver)
+            invite_body(client, head)
+            client.send_request_body_to(short)
+            whole = await short.whole()
         if whole is not None:
-            return await filtered_whole(client, exchange, chosen, whole)
+            outcome = pass_whole(client, exchange, chosen, whole)
+            return outcome if isinstance(outcome, bytes) else await finished(outcome)
         path = _BUFFERED
     chain = pipeline.request_chain = plan.chain(exchange, chosen) if plan is not None and chosen is not None else None
     if path is not _BUFFERED and not route.buffers_request:
@@ -66,17 +71,6 @@ async def read_request_body(
         sink.end_body(b"")
     body = await collector.whole()
     return ReplayableBody.whole(body, collector.trailers) if collector.trailers else body
-
-
-async def _arrived_body(client: Client, head: RequestHead, chosen: ChosenSteps) -> bytes | None:
-    """All of the body, if it is here, or short. None: it has to go through a chain."""
-    whole = None if head.expect_continue else client.take_request_body()
-    if whole is not None or not is_short(chosen, head.body):
-        return whole
-    collector = Collector(client.driver)
-    invite_body(client, head)
-    client.send_request_body_to(collector)
-    return await collector.whole()
 
 
 def kept_body(

@@ -13,7 +13,7 @@ from egressproxy.errors import GatewayError, UpstreamFault
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPath, BodyPlan, path_of
 from egressproxy.gateway.answers import Answer, WholeAnswer
-from egressproxy.gateway.exchange.body_filter import BodyFilter, Collector, filtered_whole
+from egressproxy.gateway.exchange.body_filter import BodyFilter, Collector, finished, pass_whole
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import CHUNKED
@@ -31,10 +31,11 @@ class Server(Protocol):
 
 
 def begin_response(
-    server: Server, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer
-) -> bool:
-    """Send the head of `exchange.response`, and the body if all of it is here. Returns whether that is the whole
-    response; its connection is released then.
+    server: Server, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer,
+    body: bytes | None = None,
+) -> bool:  # fmt: skip
+    """Send the head of `exchange.response`, and the body if all of it is here (`body`, where filters have made it).
+    Returns whether that is the whole response; its connection is released then.
     """
     request = exchange.request
     pipeline = client.pipeline
@@ -47,11 +48,11 @@ def begin_response(
         or client.state.is_closed
         or (client.has_ended and client.is_last)
     )
-    body = None
-    if upstream.has_ended:
-        body = b""
-    elif chain is None:
-        body = upstream.whole_body()
+    if body is None:
+        if upstream.has_ended:
+            body = b""
+        elif chain is None:
+            body = upstream.whole_body()
     client.send_response(exchange.response, request, server.pseudonym, body, close=close)
     if client.call is not None:
         client.call.begin_response(exchange, exchange.response, body)
@@ -99,7 +100,8 @@ async def filter_response(server: Server, exchange: Exchange, client: Client, pl
     trailers = b""
     try:
         if chain is None:
-            body = await filtered_whole(client, exchange, chosen, whole or b"", upstream)
+            outcome = pass_whole(client, exchange, chosen, whole or b"", upstream)
+            body = outcome if isinstance(outcome, bytes) else await finished(outcome)
         else:
             collector = Collector(client.driver, client, source=upstream)
             body_filter = client.pipeline.response_filter = BodyFilter(exchange, chain, collector, upstream, client)
@@ -113,8 +115,8 @@ async def filter_response(server: Server, exchange: Exchange, client: Client, pl
     if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)
         body = trailers = b""
     response.body = CHUNKED if trailers else len(body)
-    answer = WholeAnswer(upstream, body, trailers)
-    if not begin_response(server, exchange, client, None, answer):
+    answer = WholeAnswer(upstream, body, trailers) if trailers else upstream
+    if not begin_response(server, exchange, client, None, answer, None if trailers else body):
         await relay_response(exchange, client, None, answer)
 
 
