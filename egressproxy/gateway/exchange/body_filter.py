@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
@@ -267,24 +268,20 @@ class BodyFilter:
         self._client.driver.throw(error)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Collector:
-    """Keeps a whole (filtered) body, of `limit` bytes at most (-1: filters bound it), and the `trailers` behind it. It
-    is that of a request, or comes from `source`. A body of few bytes has no `client` to hold them for.
+    """Keeps a whole (filtered) body, of `_limit` bytes at most (-1: filters bound it), and the `trailers` behind it. It
+    is that of a request, or comes from `_source`. A body of few bytes has no `_client` to hold them for.
     """
 
-    __slots__ = ("_client", "_driver", "_is_whole", "_limit", "_parts", "_size", "_source", "trailers")
-
-    def __init__(
-        self, driver: Driver, client: BodyClient | None = None, limit: int = -1, source: Reads | None = None
-    ) -> None:
-        self._driver = driver
-        self._client = client
-        self._source = source
-        self._limit = limit
-        self._size = 0
-        self._parts = ByteQueue()
-        self._is_whole = False
-        self.trailers = b""
+    _driver: Driver
+    _client: BodyClient | None = None
+    _limit: int = -1
+    _source: Reads | None = None
+    _size: int = 0
+    _is_whole: bool = False
+    _parts: ByteQueue = field(default_factory=ByteQueue)
+    trailers: bytes = b""
 
     async def whole(self) -> bytes:
         """The body, once its end is here."""

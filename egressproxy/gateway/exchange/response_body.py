@@ -103,7 +103,7 @@ async def filter_response(server: Server, exchange: Exchange, client: Client, pl
             outcome = pass_whole(client, exchange, chosen, whole or b"", upstream)
             body = outcome if isinstance(outcome, bytes) else await finished(outcome)
         else:
-            collector = Collector(client.driver, client, source=upstream)
+            collector = Collector(client.driver, client, -1, upstream)
             body_filter = client.pipeline.response_filter = BodyFilter(exchange, chain, collector, upstream, client)
             upstream.send_response_body_to(body_filter)
             await upstream.response_end()
