@@ -118,9 +118,8 @@ class ExchangeClock:
         if now >= self.attempt_ends_at:
             return late_attempt(client.pipeline)
         octets = client.bytes_in + client.bytes_out - client.unsent_bytes
-        if octets == self.seen_bytes and not (
-            _waits_for_answer(client) or _may_be_quiet(client) or waits_for_people(client)
-        ):
+        is_still = self.idle_limit_s > 0 and octets == self.seen_bytes
+        if is_still and not (_waits_for_answer(client) or _may_be_quiet(client) or waits_for_people(client)):
             return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
         self._begin_anew(client)
         self.seen_bytes = octets
