@@ -1,22 +1,41 @@
-"""BodyPlan: the body filters of one place and direction, and their choice of mode for each exchange."""
+"""BodyPlan: the body filters of one place and direction, and how a body goes through them. Values only; no I/O.
+
+The path of each body is decided once, before any of it moves (`path_of`), from what its filters choose and from who
+else needs the whole of it:
+
+| `BodyPath` | when | what carries it out |
+|---|---|---|
+| UNREAD | no filter reads it | the connections are joined; a body that is here goes out with its head |
+| STREAM | filters take it as it comes | `BodyFilter` between the two connections |
+| WHOLE | one gets it whole, and nobody else needs it | one call of each filter (`ChosenSteps.pass_whole`) |
+| BUFFERED | one gets it whole that is coded or too long to wait for, or a filter of the backend does | `Collector` |
+
+Requests are carried out by `gateway/exchange/request_body`, responses by `response_body` beside it, and both by
+`envoy/ext_proc_server` for Envoy. Of a body that is kept for further attempts (`ReplayableBody`), filters of the rule
+see each byte once, and filters of a backend once for each attempt; mirrors get it between the two. Trailers follow the
+body on its path, as far as all filters of it see them. A content coding is undone and redone inside `BodyChain`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from enum import Enum
 from typing import Final
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import BodyMode, Phase
-from egressproxy.filters.body import BodyChain
-from egressproxy.filters.chosen_steps import UNBOUND, ChosenSteps
-from egressproxy.filters.coded_body import head_of, undecodable
-from egressproxy.filters.content_coding import CODINGS, coding_of, is_readable, note_change
+from egressproxy.filters.body import UNBOUND, BodyChain, ChosenSteps
+from egressproxy.filters.content_coding import CODINGS, coding_of, head_of, is_readable, note_change, undecodable
 from egressproxy.filters.filter_step import FilterStep, FilterSteps, settle
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.message import ResponseHead
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import BodyLength, RequestHead, ResponseHead
 
 #: The most cached choices of one plan: filters choose by kinds of messages, of which there are few.
 MAX_CHOICES: Final = 64
+
+#: Bytes of a request that are collected before its filters, of which the first gets it whole, take any of it.
+SHORT_BODY: Final = 64 * 1024
 
 #: Statuses of partial responses and deltas, and the fields that request them.
 PARTS: Final = (206, 226)
@@ -24,6 +43,37 @@ _ASKS_FOR_PARTS: Final = (b"range", b"request-range", b"a-im")
 
 # Names of this module: an attribute of an Enum costs a look-up each time.
 _STREAM, _BUFFER = BodyMode.STREAM, BodyMode.BUFFER
+
+
+class BodyPath(Enum):
+    """How one body goes: the table in the docstring of the module."""
+
+    UNREAD = "unread"
+    STREAM = "stream"
+    WHOLE = "whole"
+    BUFFERED = "buffered"
+
+
+_UNREAD, _FLOWING, _WHOLE, _BUFFERED = BodyPath
+
+
+def path_of(chosen: ChosenSteps | None, fields: Fields, limit: int = -1, *, is_alone: bool = True) -> BodyPath:
+    """The path of a body behind this head. `limit`: the bytes of it that a filter of the backend gets whole; -1: none
+    does. `is_alone`: nobody but the filters of this place asks for it.
+    """
+    if chosen is not None and chosen.holds:
+        is_plain = not (chosen.decodes and b"content-encoding" in fields)
+        return _WHOLE if is_alone and is_plain else _BUFFERED
+    if limit >= 0:
+        return _BUFFERED
+    return _UNREAD if chosen is None else _FLOWING
+
+
+def is_short(chosen: ChosenSteps, length: BodyLength) -> bool:
+    """Whether a WHOLE body of this length that is on its way is waited for, and then passes in one piece: the first
+    filter gets it whole, and no filter sees trailers.
+    """
+    return not chosen.trailers and 0 < length <= min(SHORT_BODY, chosen.bounds[0]) and chosen.bounds[0] != UNBOUND
 
 
 class BodyPlan:
@@ -51,12 +101,13 @@ class BodyPlan:
         Raises a filter's refusal, and GatewayFault(FILTER_FAILED, 502) if one fails.
         """
         chosen = self.choose(exchange)
-        if self.phase is Phase.RESPONSE_BODY and exchange.response.status in PARTS:
-            chosen = self.without_part(exchange, chosen)
         return None if chosen is None else self.chain(exchange, chosen)
 
     def choose(self, exchange: Exchange) -> ChosenSteps | None:
-        """Ask each filter for its body mode, once for each body. Returns and raises as `begin`."""
+        """The filters that get this body, each asked once for its mode, without those that fail open on it.
+
+        Raises as `begin`; BadRequest (415) or UpstreamFault (502) if the others cannot read it.
+        """
         key, phase = 0, self.phase  # a base-3 number with a digit for each step
         for step in self.steps:
             mode_for = step.mode_for
@@ -84,9 +135,16 @@ class BodyPlan:
                     exchange.keep(mark, True)
         if not key and not self.heads:
             return None
-        return self._choices.get(key) or self._choice(key)
+        chosen: ChosenSteps | None = self._choices.get(key) or self._choice(key)
+        if phase is Phase.RESPONSE_BODY and exchange.response.status in PARTS:
+            chosen = self._without_part(exchange, chosen)
+        if chosen is not None and chosen.decodes:
+            head = head_of(exchange, phase)
+            if b"content-encoding" in head.fields:
+                chosen = self._readable(chosen, head, coding_of(head.fields))
+        return chosen
 
-    def without_part(self, exchange: Exchange, chosen: ChosenSteps | None) -> ChosenSteps | None:
+    def _without_part(self, exchange: Exchange, chosen: ChosenSteps | None) -> ChosenSteps | None:
         """The filters for a response with a status in PARTS and an unrequested part: those that only count. Content
         filters are left out: they would see only a part, and their changes would shift it.
 
@@ -123,13 +181,8 @@ class BodyPlan:
         return ChosenSteps(self.phase, chosen, trailers)
 
     def chain(self, exchange: Exchange, chosen: ChosenSteps) -> BodyChain:
-        """The chain of these filters for the body of one exchange. Raises BadRequest (415), or UpstreamFault (502)."""
-        coding = b""
-        if chosen.decodes:
-            coding = coding_of(head_of(exchange, self.phase).fields)
-            if coding:
-                chosen, coding = self._undoing(exchange, chosen, coding)
-        chain = BodyChain(chosen, coding)
+        """The chain of these filters for the body of one exchange."""
+        chain = BodyChain(chosen, coding_of(head_of(exchange, self.phase).fields) if chosen.decodes else b"")
         if not (chain.keeps_length or chain.holds):
             note_change(head_of(exchange, self.phase).fields)
         return chain
@@ -158,24 +211,22 @@ class BodyPlan:
                 exchange.response.fields.remove(b"content-length")
                 return
 
-    def _undoing(self, exchange: Exchange, chosen: ChosenSteps, coding: bytes) -> tuple[ChosenSteps, bytes]:
-        """The filters, and the coding to decode for them, b"" for none. Of an unsupported coding: the filters without
-        those that need it and fail open. Raises BadRequest (415), or UpstreamFault (502).
-        """
-        head = head_of(exchange, self.phase)
+    def _readable(self, chosen: ChosenSteps, head: RequestHead | ResponseHead, coding: bytes) -> ChosenSteps:
+        """The filters that can read a body in this coding. Raises BadRequest (415), or UpstreamFault (502)."""
         is_part = isinstance(head, ResponseHead) and head.status == 206
-        if (coding in CODINGS and not is_part) or (
-            chosen.only_reads and self.phase is Phase.REQUEST_BODY and is_readable(coding)
+        if (
+            not coding
+            or (coding in CODINGS and not is_part)
+            or (chosen.only_reads and self.phase is Phase.REQUEST_BODY and is_readable(coding))
         ):
-            return chosen, coding
+            return chosen
         for step in chosen.steps:
             if step.decodes:
                 step.stats.fail("UnknownCoding", is_open=step.fail_open)
                 if not step.fail_open:
                     why = "only a part of a coded one is here" if is_part else "its Content-Encoding is unknown here"
                     raise undecodable(self.phase, why, step.spec.source, is_unknown=True)
-        left = [each for each in zip(chosen.steps, chosen.bounds, strict=True) if not each[0].decodes]
-        return self._made(left), b""
+        return self._made([each for each in zip(chosen.steps, chosen.bounds, strict=True) if not each[0].decodes])
 
 
 def _mode_for(step: FilterStep, exchange: Exchange, phase: Phase) -> BodyMode | None:

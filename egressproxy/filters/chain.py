@@ -82,6 +82,16 @@ class Chain:
         object.__setattr__(self, "_after_attempts", after)
 
     @property
+    def stops_request_trailers(self) -> bool:
+        """Whether a filter looks at the head of a request and not at trailers, which some origins read as fields."""
+        return self.request_headers is not None and not self.lets_request_trailers
+
+    @property
+    def stops_backend_trailers(self) -> bool:
+        """As `stops_request_trailers`, of filters of the backend."""
+        return self.backend_request is not None and not self.lets_backend_trailers
+
+    @property
     def after_attempts(self) -> Chain:
         """This chain after the attempts of a request, in which backend_response has run already."""
         return self._after_attempts or self

@@ -320,8 +320,8 @@ async def _run_phases(
     if await run_to_end(chain.connect, exchange) is not None:
         raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
     exchange.attempts += 1
-    _stop(result.request_trailers, chain.request_headers is None or chain.lets_request_trailers)
-    _stop(result.request_trailers, chain.backend_request is None or chain.lets_backend_trailers)
+    _stop(result.request_trailers, not chain.stops_request_trailers)
+    _stop(result.request_trailers, not chain.stops_backend_trailers)
     result.request_pieces, body = await _through(
         chain.backend_request_body, exchange, result.request_pieces, result.request_trailers
     )

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from egressproxy.errors import GatewayError
 from egressproxy.filters.content_coding import ContentDecoder, Undecodable, coding_of, is_readable
-from egressproxy.gateway.backends.replayable_body import HeldFor
+from egressproxy.gateway.backends.buffered_body import BodyClient
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE
@@ -23,16 +23,6 @@ from egressproxy.protocols.upstream import Upstream
 #: Seconds for which the head of an answer is held that opens and says nothing yet. Its comments keep a client waiting
 #: that does not get them.
 HELD_S: Final = 10.0
-
-
-class ReadingClient(HeldFor, Protocol):
-    """What is asked of the client while an answer is read."""
-
-    seen_bytes: int  # -1: since the clock has looked, something has moved
-
-    @property
-    def is_paused_for_room(self) -> bool:
-        """Whether reading its request is paused until there is room."""
 
 
 class MadeAnswer(ABC):
@@ -90,6 +80,7 @@ class WholeAnswer(MadeAnswer):
 
     _upstream: Answer
     _body: bytes
+    _trailers: bytes = b""
     has_ended: bool = False
 
     @property
@@ -99,18 +90,20 @@ class WholeAnswer(MadeAnswer):
     def settle_length(self) -> int:
         return len(self._body)
 
-    def whole_body(self) -> bytes:
-        """The body; it is taken then."""
+    def whole_body(self) -> bytes | None:
+        """The body, if no trailers follow; it is taken then."""
+        return None if self._trailers else self._taken()
+
+    def send_response_body_to(self, sink: BodySink) -> None:
+        body = self._taken()
+        if body:
+            sink.send_body(body)
+        sink.end_body(self._trailers)
+
+    def _taken(self) -> bytes:
         body, self._body = self._body, b""
         self.has_ended = True
         return body
-
-    def send_response_body_to(self, sink: BodySink) -> None:
-        """Send the body there."""
-        body = self.whole_body()
-        if body:
-            sink.send_body(body)
-        sink.end_body(b"")
 
     async def response_end(self) -> None:
         """It is here."""
@@ -130,7 +123,7 @@ class BegunAnswer(MadeAnswer):
 
     _exchange: Exchange
     _upstream: Upstream
-    _client: ReadingClient
+    _client: BodyClient
     _first: AnswerBeginning
     _decoder: ContentDecoder | None
     has_ended: bool = False
@@ -142,7 +135,7 @@ class BegunAnswer(MadeAnswer):
 
     @classmethod
     def of(
-        cls, exchange: Exchange, upstream: Upstream, client: ReadingClient, first: AnswerBeginning
+        cls, exchange: Exchange, upstream: Upstream, client: BodyClient, first: AnswerBeginning
     ) -> BegunAnswer | None:
         """The answer in `exchange`, held for `first` to read. None: its content coding cannot be read."""
         coding = coding_of(exchange.response.fields)
@@ -179,7 +172,7 @@ class BegunAnswer(MadeAnswer):
 
     # --- BodySink: the backend gives --------------------------------------------------------------------------------
     def send_body(self, data: bytes) -> None:
-        self._client.seen_bytes = -1
+        self._client.note_progress()
         self._parts.append(data)
         self._size += len(data)
         self._read(data, last=False)

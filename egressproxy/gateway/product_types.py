@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 from egressproxy.errors import GatewayError
 from egressproxy.filters.base import Filter
-from egressproxy.gateway.answers import Answer, BegunAnswer, ReadingClient
-from egressproxy.gateway.backends.buffered_body import InvitedClient
+from egressproxy.gateway.answers import Answer, BegunAnswer
+from egressproxy.gateway.backends.buffered_body import BodyClient
 from egressproxy.gateway.backends.failover import FailoverState
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -20,7 +20,6 @@ from egressproxy.ir.route import ExternalAuthIR, HttpRuleIR
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
-from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.metrics import Metrics
 
@@ -44,12 +43,6 @@ class ErrorForm(ABC):
         """The event that ends a stream of this media type; b"" where there is none."""
 
 
-class AdaptedClient(InvitedClient, ReadingClient, Protocol):
-    """What a RequestAdapter asks of the client."""
-
-    wheel: TimerWheel
-
-
 class RequestAdapter(ABC):
     """Makes what each attempt sends of the client's own request, and the client's answer of the backend's."""
 
@@ -66,7 +59,7 @@ class RequestAdapter(ABC):
     async def prepare(
         self,
         exchange: Exchange,
-        client: AdaptedClient,
+        client: BodyClient,
         backend: RouteBackend,
         body: ReplayableBody | None,
         failover_state: FailoverState | None,
@@ -77,12 +70,12 @@ class RequestAdapter(ABC):
 
     @abstractmethod
     async def narrow(
-        self, exchange: Exchange, client: AdaptedClient, body: ReplayableBody | None, failover_state: FailoverState
+        self, exchange: Exchange, client: BodyClient, body: ReplayableBody | None, failover_state: FailoverState
     ) -> None:
         """After a failure: take backends out that cannot serve this request."""
 
     @abstractmethod
-    async def answer(self, exchange: Exchange, client: AdaptedClient, upstream: Upstream | BegunAnswer) -> Answer:
+    async def answer(self, exchange: Exchange, client: BodyClient, upstream: Upstream | BegunAnswer) -> Answer:
         """What the client gets of the answer in `exchange.response`. Raises UpstreamFault (502) for one that cannot be
         read.
         """

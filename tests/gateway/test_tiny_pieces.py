@@ -15,6 +15,7 @@ from egressproxy.gateway.exchange.body_filter import Collector
 from egressproxy.gateway.listeners.stream_connection import _Inner
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, RequestHead
+from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
 from tests.support.builds import of_sources
 
@@ -46,7 +47,7 @@ def body_to_come() -> RequestHead:
     "make",
     [
         pytest.param(lambda: ReplayableBody(CHUNKED, lambda _sink: None), id="for retries"),
-        pytest.param(lambda: Collector(NOBODY), id="for filters"),
+        pytest.param(lambda: Collector(Driver(), NOBODY), id="for filters"),
         pytest.param(lambda: BufferedRequest(NOBODY, body_to_come()), id="for an authorization server"),
         pytest.param(lambda: Told(NOBODY, 1.0), id="for a tunnel", marks=of_sources),
     ],

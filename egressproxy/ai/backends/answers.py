@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.translation.apis import REQUIRED_FIELDS, belongs_to_one_api, describes_the_body
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.gateway.answers import BegunAnswer, MadeAnswer, ReadingClient
+from egressproxy.gateway.answers import BegunAnswer, MadeAnswer
+from egressproxy.gateway.backends.buffered_body import BodyClient
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import EVENT_STREAM
 from egressproxy.model.message import RequestHead, ResponseHead
@@ -79,7 +80,7 @@ class TranslatedStream(MadeAnswer):
     _exchange: Exchange
     _upstream: Upstream | BegunAnswer
     _translator: ResponseTranslator
-    _client: ReadingClient
+    _client: BodyClient
     _sink: BodySink | None = None
     has_ended: bool = False
 
@@ -116,7 +117,7 @@ class TranslatedStream(MadeAnswer):
     def send_body(self, data: bytes) -> None:
         if self.has_ended:
             return
-        self._client.seen_bytes = -1  # events that the client does not know are a sign of life, too
+        self._client.note_progress()  # events that the client does not know are a sign of life, too
         self._hand_on(self._translator.feed(data))
         if self._translator.has_failed:
             self._end()
@@ -146,7 +147,7 @@ class TranslatedStream(MadeAnswer):
 class _Gathering:
     """A sink that keeps a body up to a bound."""
 
-    _client: ReadingClient
+    _client: BodyClient
     _source: Reads
     _limit: int
     _size: int = 0
@@ -155,7 +156,7 @@ class _Gathering:
     is_too_long: bool = False
 
     def send_body(self, data: bytes) -> None:
-        self._client.seen_bytes = -1
+        self._client.note_progress()
         self._size += len(data)
         if self._size <= self._limit:
             self.parts.append(data)
@@ -169,7 +170,7 @@ class _Gathering:
         self._client.driver.resume()
 
 
-async def gathered(upstream: Upstream | BegunAnswer, client: ReadingClient, limit: int) -> bytes:
+async def gathered(upstream: Upstream | BegunAnswer, client: BodyClient, limit: int) -> bytes:
     """The whole body of an answer. Raises UpstreamFault where it breaks off, or is longer than `limit` bytes."""
     body = b"" if upstream.has_ended else upstream.whole_body()
     if body is None:

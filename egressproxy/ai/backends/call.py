@@ -34,13 +34,12 @@ from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.content_coding import note_change
 from egressproxy.gateway.answers import Answer, BegunAnswer, WholeAnswer
-from egressproxy.gateway.backends.buffered_body import invite_body
+from egressproxy.gateway.backends.buffered_body import BodyClient, invite_body
 from egressproxy.gateway.backends.failover import FailoverState
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.product_types import (
     ADAPTER,
-    AdaptedClient,
     BuiltRule,
     ErrorForm,
     OwnFilter,
@@ -128,7 +127,7 @@ class AiCall(RequestAdapter, ErrorForm):
     async def prepare(
         self,
         exchange: Exchange,
-        client: AdaptedClient,
+        client: BodyClient,
         backend: RouteBackend,
         body: ReplayableBody | None,
         failover_state: FailoverState | None,
@@ -184,7 +183,7 @@ class AiCall(RequestAdapter, ErrorForm):
         return LocalResponse(200, ((b"Content-Type", JSON),), b'{"input_tokens":%d}' % tokens)
 
     async def narrow(
-        self, exchange: Exchange, client: AdaptedClient, body: ReplayableBody | None, failover_state: FailoverState
+        self, exchange: Exchange, client: BodyClient, body: ReplayableBody | None, failover_state: FailoverState
     ) -> None:
         # Clients are to hear of the failure, not of who cannot serve the request.
         if body is None or not body.is_kept:
@@ -258,7 +257,7 @@ class AiCall(RequestAdapter, ErrorForm):
         return _Sent(made, None, named.name, model)
 
     async def _collected(
-        self, exchange: Exchange, client: AdaptedClient, body: ReplayableBody | None, endpoint: AiEndpoint, *,
+        self, exchange: Exchange, client: BodyClient, body: ReplayableBody | None, endpoint: AiEndpoint, *,
         only_looks: bool = False,
     ) -> bytes:  # fmt: skip
         if body is None:
@@ -290,7 +289,7 @@ class AiCall(RequestAdapter, ErrorForm):
         return error
 
     # --- answers ---------------------------------------------------------------------------------------------------
-    async def answer(self, exchange: Exchange, client: AdaptedClient, upstream: Upstream | BegunAnswer) -> Answer:
+    async def answer(self, exchange: Exchange, client: BodyClient, upstream: Upstream | BegunAnswer) -> Answer:
         # The head becomes that of the translated answer; what is no success stays none.
         request, head = self._sent.request, exchange.response
         if request is not None:

@@ -24,7 +24,6 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Chain, run
 from egressproxy.filters.filter_step import FilterSteps
-from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.error_responses import answer_of_call
 from egressproxy.gateway.exchange.phases import answer_of
@@ -46,7 +45,7 @@ class EnvoyConversation:
     Attributes:
         peer: address and port of the Envoy.
         begun: the exchange, None as long as its head has not come.
-        resources: what the exchange holds, and its pipeline.
+        pipeline: what the exchange holds, and the order of its phases.
         actions: what the pipeline says to do next.
         configured: how Envoy sends bodies as long as nothing else is asked for.
         mode: what it sends from now on.
@@ -102,11 +101,6 @@ class EnvoyConversation:
         if steps is None or outcome is None:
             return None
         return await answer_of(outcome, steps, self.exchange, self.pipeline)
-
-    async def shown(self, chain: BodyChain, block: bytes) -> bytes:
-        """What goes on of these trailers behind the filters. Raises as BodyChain.run_trailers."""
-        outcome = chain.run_trailers(self.exchange, block)
-        return forwarded_trailers(chain, block, outcome if isinstance(outcome, bytes) else await outcome)
 
     # --- what Envoy is told ----------------------------------------------------------------------------------------
     def need(self, mode: BodySendMode) -> None:

@@ -18,6 +18,7 @@ from egressproxy.envoy.ext_proc_server.head_changes import changes_of
 from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.body import BodyChain
+from egressproxy.gateway.backends.replayable_body import passed_trailers
 from egressproxy.gateway.exchange.admission import of_client, refuse_loops
 from egressproxy.gateway.exchange.identification import believe_gateway
 from egressproxy.gateway.exchange.pipeline import (
@@ -208,7 +209,7 @@ class RequestSide:
                 body.expect_trailers(exchange, block)
                 left = await body.feed_to_end(exchange, left, True)
             if block:
-                block = await conversation.shown(body, block)
+                block = await passed_trailers(exchange, body, block)
         if left:
             raise EnvoyMisconfigured(
                 "a filter of the request's body holds back what Envoy does not take behind trailers"
@@ -229,9 +230,7 @@ class RequestSide:
     def _lets_trailers(self) -> bool:
         """Whether trailers may be forwarded, as in the gateway: every filter of the head sees them, too."""
         route, chain = self._conversation.pipeline.route, self._conversation.chain
-        return (route is None or route.chain.request_headers is None or route.chain.lets_request_trailers) and (
-            chain.backend_request is None or chain.lets_backend_trailers
-        )
+        return not (chain.stops_backend_trailers or (route is not None and route.chain.stops_request_trailers))
 
     def _admit_again(self, exchange: Exchange, route: Route, listener: ActiveListener) -> Route:
         """READMIT: the rule in force. Raises as admission does."""

@@ -18,6 +18,7 @@ from egressproxy.envoy.ext_proc_server.head_changes import changes_of
 from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.filters.body import BodyChain
+from egressproxy.gateway.backends.replayable_body import passed_trailers
 from egressproxy.gateway.exchange.error_responses import error_event
 from egressproxy.gateway.exchange.pipeline import FILTER, RESPOND
 from egressproxy.gateway.products import PRODUCTS
@@ -143,7 +144,7 @@ class ResponseSide:
                     exchange.bytes_out += len(left)
                     conversation.send(MessagePart.RESPONSE_BODY, streamed=StreamedBody(left))
             if block and not self._is_cut:
-                block = await conversation.shown(body, block)
+                block = await passed_trailers(exchange, body, block)
         self.is_over = self._has_body_ended = True
         chain = conversation.chain
         if self._is_cut:

@@ -13,14 +13,22 @@ from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.exchange import StateSlot
 from egressproxy.model.message import RequestHead
 from egressproxy.net.byte_queue import ByteQueue
+from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
+from egressproxy.net.timers import TimerWheel
 
 
-class InvitedClient(Protocol):
-    """What the body is asked of: a client, whatever version of HTTP it speaks."""
+class BodyClient(Protocol):
+    """A client whose request and answer have bodies, whatever version of HTTP it speaks."""
 
     body_limit: int
+    driver: Driver
     transport: asyncio.Transport
+    wheel: TimerWheel
+
+    @property
+    def is_paused_for_room(self) -> bool:
+        """Whether reading its request is paused until there is room."""
 
     def send_continue(self) -> None:
         """Ask for the body (RFC 9110 section 10.1.1)."""
@@ -29,7 +37,16 @@ class InvitedClient(Protocol):
         """The body goes there from now on; None: it stays where it is."""
 
     def hold_bytes(self, size: int, source: Reads | None = None, *, waits: bool = True) -> bool:
-        """So many bytes more (below 0: less) of the body are held: see HeldFor."""
+        """So many bytes more (below 0: less) of a body are held for the exchange in progress: of its request, or of its
+        answer, which comes from `source`. Where there is no room for more, nothing more is read until there is, if it
+        `waits`. Returns whether there is room.
+        """
+
+    def may_keep(self, size: int) -> bool:
+        """As `hold_bytes`, for what can be done without: returns whether there is room, and does nothing more."""
+
+    def note_progress(self) -> None:
+        """Since the clock has looked, something has moved."""
 
 
 class BufferedRequest:
@@ -37,7 +54,7 @@ class BufferedRequest:
 
     __slots__ = ("_client", "_head", "_is_whole", "_parts", "_read", "_size", "_wanted", "body")
 
-    def __init__(self, client: InvitedClient, head: RequestHead) -> None:
+    def __init__(self, client: BodyClient, head: RequestHead) -> None:
         self._client = client
         self._head = head
         self._parts = ByteQueue()
@@ -116,7 +133,7 @@ HELD: Final[StateSlot[BufferedRequest]] = StateSlot("held request")
 MADE_BODY: Final[StateSlot[bytes]] = StateSlot("made body")
 
 
-def invite_body(client: InvitedClient, head: RequestHead) -> None:
+def invite_body(client: BodyClient, head: RequestHead) -> None:
     """Send 100 (Continue) if the client waits for it, and take Expect out of the head (RFC 9110 section 10.1.1)."""
     if head.expect_continue:
         head.expect_continue = False

@@ -18,7 +18,7 @@ from typing import Final
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import finish, run_to_end
 from egressproxy.gateway.backends.mirror import MAX_HELD, Mirror
-from egressproxy.gateway.backends.own_call import OwnCaller
+from egressproxy.gateway.backends.own_caller import OwnCaller
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, call_upstream
 from egressproxy.gateway.enforcement import enforce

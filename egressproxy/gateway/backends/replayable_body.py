@@ -1,8 +1,9 @@
-"""ReplayableBody: a request body that can be sent again, for as long as it is short.
+"""The body of an attempt. ReplayableBody: one that can be sent again, for as long as it is short.
 
 It stands between the reader of the body (the client's connection, or a body filter) and the backend of the present
 attempt. The first bytes are kept; where there are more than `limit`, nothing is kept any more and the attempt under
-way is the last.
+way is the last. The body filters of a backend run once for each attempt. They get the body as the filters of the rule
+have left it, and their result goes to this backend alone: mirrors and further attempts begin with what has come in.
 """
 
 from __future__ import annotations
@@ -11,11 +12,22 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol
 
-from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.errors import GatewayFault, LimitExceeded, Reason
+from egressproxy.filters.base import REQUEST_TRAILERS
+from egressproxy.filters.body import BodyChain
+from egressproxy.filters.chain import Chain
+from egressproxy.gateway.backends.buffered_body import BodyClient
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.message import CHUNKED, BodyLength
 from egressproxy.net.byte_queue import ByteQueue
-from egressproxy.net.driver import PAUSE, Driver
+from egressproxy.net.driver import PAUSE
 from egressproxy.net.flow_control import BodySink, Reads
+from egressproxy.protocols.grpc.statuses import grpc_trailers
+from egressproxy.protocols.http1.chunked import late_fields
+
+#: The chain for a body that flows; a whole body as it was before the chain, and its trailers.
+_FLOWING: Final[StateSlot[BodyChain]] = StateSlot("leg of the backend")
+_UNFILTERED: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("body before the leg")
 
 #: Bytes of a streamed body that are kept for another attempt.
 REPLAY_LIMIT: Final = 64 * 1024
@@ -32,21 +44,6 @@ class BodyTarget(BodySink, Protocol):
 
     def feed_from(self, feeder: Reads) -> None:
         """From now on this source fills it."""
-
-
-class HeldFor(Protocol):
-    """The client whose request or answer is held."""
-
-    driver: Driver
-
-    def hold_bytes(self, size: int, source: Reads | None = None, *, waits: bool = True) -> bool:
-        """So many bytes more (below 0: less) of a body are held for the exchange in progress: of its request, or of its
-        answer, which comes from `source`. Where there is no room for more, nothing more is read until there is, if it
-        `waits`. Returns whether there is room.
-        """
-
-    def may_keep(self, size: int) -> bool:
-        """As `hold_bytes`, for what can be done without: returns whether there is room, and does nothing more."""
 
 
 class ReplayableBody:
@@ -79,7 +76,7 @@ class ReplayableBody:
     )
 
     def __init__(
-        self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT, client: HeldFor | None = None
+        self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT, client: BodyClient | None = None
     ) -> None:
         self._client = client
         self.length = length
@@ -91,7 +88,7 @@ class ReplayableBody:
         self._start: Start | None = start
         self._source: Reads | None = None  # not started yet
         self._limit = limit
-        self._collecting: HeldFor | None = None  # the holder that waits for the whole body
+        self._collecting: BodyClient | None = None  # the holder that waits for the whole body
         self._collecting_limit = 0  # and no longer than this, in bytes
         self._target: BodyTarget | None = None
         self._kept = ByteQueue()
@@ -149,24 +146,20 @@ class ReplayableBody:
             assert self.given is not None
             self.length = len(self.given) if drops else CHUNKED
 
-    @property
-    def _is_whole(self) -> bool:
-        return self._trailers is not None
-
     def detach(self) -> None:
         """End an attempt that has failed. The source is held back; what still comes is kept for the next attempt."""
         self._target = None
         if self._trailers is None:
             self.pause_reading()
 
-    async def collect(self, client: HeldFor, limit: int, *, only_looks: bool = False) -> bytes:
+    async def collect(self, client: BodyClient, limit: int, *, only_looks: bool = False) -> bytes:
         """The whole body, once its end has come. A short body stays here for further attempts; all of it where the
         caller `only_looks`, and keeps nothing. Not while one is under way.
 
         Raises LimitExceeded (413) where it is longer than `limit` bytes. The caller is driven by `client.driver`.
         """
         assert self.is_kept
-        if not self._is_whole:
+        if self._trailers is None:
             self._collecting = client
             self._collecting_limit = limit
             start, self._start = self._start, None
@@ -174,7 +167,7 @@ class ReplayableBody:
                 self._source = start(self)
             self.resume_reading()
             try:
-                while not self._is_whole and self._bytes <= limit:
+                while self._trailers is None and self._bytes <= limit:
                     await PAUSE
             finally:  # the client may have left: nothing here leads to it then
                 self._collecting = None
@@ -243,3 +236,66 @@ class ReplayableBody:
             more, self._held = self._bytes - self._held, self._bytes
             if more and not self._client.may_keep(more):
                 self.forget()
+
+
+async def filtered_backend_body(
+    exchange: Exchange, chain: Chain, body: bytes | ReplayableBody | None, *, may_flow: bool
+) -> bytes | ReplayableBody | None:
+    """What this attempt sends of `body`, where the chain has body filters of its own. A body that flows goes through
+    `streaming_backend_filters`, as far as its caller `may_flow`.
+
+    Raises what a filter refuses with, and GatewayFault (502) for a body that would go past it.
+    """
+    plan = chain.backend_request_body
+    trailers = b""
+    if isinstance(body, ReplayableBody):
+        whole, trailers = body.given, body.given_trailers
+    else:
+        whole = body
+    exchange.take(_FLOWING)
+    exchange.take(_UNFILTERED)
+    exchange.take(REQUEST_TRAILERS)  # those that the filters of the rule have seen
+    if plan is None or (exchange.request.body == 0 and not whole):
+        return body
+    filters = plan.begin(exchange)
+    if filters is None:
+        return body
+    if whole is not None:
+        exchange.keep(_UNFILTERED, (whole, trailers))
+        if trailers:
+            filters.expect_trailers(exchange, trailers)
+        filtered = await filters.feed_to_end(exchange, whole, True)
+        if not trailers:
+            return filtered
+        return ReplayableBody.whole(filtered, await passed_trailers(exchange, filters, trailers))
+    if not may_flow:
+        if filters.is_empty:
+            return body
+        message = f"a filter of backend {exchange.backend} needs the body, which is not here"
+        raise GatewayFault(Reason.FILTER_FAILED, message, status=502)
+    exchange.keep(_FLOWING, filters)
+    return body
+
+
+def streaming_backend_filters(exchange: Exchange, chain: Chain) -> BodyChain | None:
+    """The filters of the backend (with this `chain`) that the body of this attempt flows through; None: none."""
+    return exchange.take(_FLOWING) if chain.backend_request_body is not None else None
+
+
+def unfiltered_body(exchange: Exchange, chain: Chain) -> tuple[bytes, bytes] | None:
+    """The whole body before the filters of the backend (with this `chain`), and its trailers; None: none had it."""
+    return exchange.state.get(_UNFILTERED) if chain.backend_request_body is not None else None
+
+
+async def passed_trailers(exchange: Exchange, chain: BodyChain, block: bytes) -> bytes:
+    """The trailers to forward behind the filters of the body. Raises as BodyChain.run_trailers."""
+    outcome = chain.run_trailers(exchange, block)
+    return forwarded_trailers(chain, block, outcome if isinstance(outcome, bytes) else await outcome)
+
+
+def forwarded_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
+    """The trailers to forward: those that came, minus those that filters of the body removed (RFC 9110 section 6.5)."""
+    passing = late_fields(left) if chain.lets_trailers else grpc_trailers(left, with_text=chain.lets_status_text)
+    if not grpc_trailers(passing, with_text=False):
+        passing += grpc_trailers(came, with_text=False)  # without a status no call ends
+    return passing

@@ -10,10 +10,9 @@ from typing import ClassVar, Final, Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Chain, run, run_to_end
-from egressproxy.gateway.backends.backend_body_filters import filtered_backend_body
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.parent_connect import absolute_form, identity_line, refused_credentials
-from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.replayable_body import ReplayableBody, filtered_backend_body
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import SENT_BODY, Exchange

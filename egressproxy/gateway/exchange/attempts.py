@@ -16,7 +16,6 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety,
 from egressproxy.filters.base import NextAttempt
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.answers import Answer, BegunAnswer
-from egressproxy.gateway.backends.buffered_body import HELD
 from egressproxy.gateway.backends.endpoints import HostSet
 from egressproxy.gateway.backends.failover import FailoverGroup, FailoverState, may_serve, status_of_answer
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
@@ -26,9 +25,10 @@ from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBacke
 from egressproxy.gateway.backends.session_persistence import BoundSession
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, filtered_answer
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
-from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.clock import late_attempt, late_request
 from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
+from egressproxy.gateway.exchange.request_body import kept_body
 from egressproxy.gateway.product_types import ADAPTER, RequestAdapter
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.route import Route
@@ -36,8 +36,7 @@ from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import CHUNKED, ResponseHead
-from egressproxy.net.flow_control import BodySink, Reads
+from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.grpc.statuses import is_grpc, parsed_status, retry_pushback_s
 from egressproxy.protocols.upstream import Upstream
 
@@ -59,7 +58,7 @@ async def reach_with_retries(
     timer = None
     if 0 < route.request_s < EXACT_BELOW_S:
         left_s = max(0.0, exchange.started_at + route.request_s - monotonic())
-        timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
+        timer = asyncio.get_running_loop().call_later(left_s, lambda: client.driver.throw(late_request()))
     try:
         return await attempts.reach(collected)
     finally:
@@ -305,7 +304,7 @@ class Attempts:
         pushback_s = retry_pushback_s(block)
         if pushback_s is not None:
             client = self._client
-            if not 0 <= pushback_s <= min(MAX_PUSHBACK_S, client.exchange_ends_at - client.wheel.now):
+            if not 0 <= pushback_s <= min(MAX_PUSHBACK_S, client.clock.exchange_ends_at - client.wheel.now):
                 return False
             self._wait_s = pushback_s
         return True
@@ -482,36 +481,8 @@ def discard(client: Client, upstream: Upstream) -> None:
 
 async def pause(client: Client, seconds: float) -> None:
     """Between two attempts; the request's own time goes on. Always lets others have a turn."""
-    client.end_attempt()
+    client.clock.end_attempt(client)
     await asyncio.sleep(max(seconds, LEAST_PAUSE_S))
-
-
-def kept_body(
-    exchange: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
-) -> ReplayableBody | None:
-    """The request's body, kept up to `limit` bytes to be sent again; None where it has none. Filters of the rule are
-    before it, so that they see it once, however many attempts there are. `collected`: the body, if it is here already.
-    """
-    length, chain = exchange.request.body, None
-    if route.chain.request_body is not None:
-        chain = client.pipeline.request_chain
-    source = exchange.state.get(HELD) or client
-    if isinstance(collected, ReplayableBody):
-        return collected
-    if collected is not None:
-        return ReplayableBody.whole(collected)
-    if length == 0:
-        return None
-
-    def start(sink: BodySink) -> Reads:
-        if chain is None:
-            source.send_request_body_to(sink)
-            return client
-        body_filter = client.pipeline.request_filter = BodyFilter(exchange, chain, sink, client, client)
-        source.send_request_body_to(body_filter)
-        return body_filter
-
-    return ReplayableBody(length if chain is None or chain.keeps_length else CHUNKED, start, limit, client)
 
 
 class AttemptTimer:
@@ -530,7 +501,7 @@ class AttemptTimer:
         self._handle = self._rest = None
         loop = asyncio.get_running_loop()
         if backend.is_brief:
-            self._rest = loop.call_later(backend.backend_request_s, client.end_late_attempt)
+            self._rest = loop.call_later(backend.backend_request_s, self._end)
         if self._first_byte_s:
             self._handle = loop.call_later(self._first_byte_s, self._look)
 
@@ -550,4 +521,7 @@ class AttemptTimer:
         if left_s > 0:
             self._handle = asyncio.get_running_loop().call_later(left_s, self._look)
         else:
-            self._client.end_late_attempt()
+            self._end()
+
+    def _end(self) -> None:
+        self._client.driver.throw(late_attempt(self._client.pipeline))

@@ -1,25 +1,21 @@
-"""BodyFilter: a body chain between the connection that reads a body and the one that sends it."""
+"""BodyFilter: a body chain between the connection that reads a body and the one that sends it. Collector: its end."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import MORE
-from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.answers import ReadingClient
-from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
-from egressproxy.gateway.backends.replayable_body import HeldFor
+from egressproxy.filters.body import BodyChain, ChosenSteps
+from egressproxy.filters.body_plan import SHORT_BODY
+from egressproxy.gateway.backends.buffered_body import BodyClient
+from egressproxy.gateway.backends.replayable_body import forwarded_trailers
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.byte_queue import ByteQueue
-from egressproxy.net.driver import Driver
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import BodySink, Reads
-
-#: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
-SHORT_BODY: Final = 64 * 1024
-
 
 #: After so many bytes it is looked at what filters have kept that get a body as it comes.
 COUNTED_SIZE: Final = 16 * 1024
@@ -64,9 +60,7 @@ class BodyFilter:
         "tail",
     )
 
-    def __init__(
-        self, exchange: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: ReadingClient
-    ) -> None:
+    def __init__(self, exchange: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: BodyClient) -> None:
         self._exchange = exchange
         self.chain = chain
         self._sink = sink
@@ -162,7 +156,7 @@ class BodyFilter:
             self._fail(error)
             return
         if self.chain.holds:
-            self._client.seen_bytes = -1  # nothing is sent on, and yet something has moved
+            self._client.note_progress()  # nothing is sent on, and yet something has moved
             self._count_held()
         elif self.chain.keeps:
             self._count_held()
@@ -274,24 +268,25 @@ class BodyFilter:
         self._client.driver.throw(error)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Collector:
-    """Keeps a whole (filtered) body, of `limit` bytes at most (-1: filters bound it), and the `trailers` behind it. It
-    is that of a request, or comes from `source`.
+    """Keeps a whole (filtered) body, of `_limit` bytes at most (-1: filters bound it), and the `trailers` behind it. It
+    is that of a request, or comes from `_source`. A body of few bytes has no `_client` to hold them for.
     """
 
-    __slots__ = ("_client", "_limit", "_parts", "_size", "_source", "is_whole", "trailers")
+    _driver: Driver
+    _client: BodyClient | None = None
+    _limit: int = -1
+    _source: Reads | None = None
+    _size: int = 0
+    _is_whole: bool = False
+    _parts: ByteQueue = field(default_factory=ByteQueue)
+    trailers: bytes = b""
 
-    def __init__(self, client: HeldFor, limit: int = -1, source: Reads | None = None) -> None:
-        self._client = client
-        self._source = source
-        self._limit = limit
-        self._size = 0
-        self._parts = ByteQueue()
-        self.is_whole = False
-        self.trailers = b""
-
-    @property
-    def body(self) -> bytes:
+    async def whole(self) -> bytes:
+        """The body, once its end is here."""
+        while not self._is_whole:
+            await PAUSE
         return self._parts.joined()
 
     def send_body(self, data: bytes) -> None:
@@ -299,42 +294,23 @@ class Collector:
         self._size += len(data)
         if 0 <= self._limit < self._size:
             message = f"the body is longer than the {self._limit} bytes that a filter of the backend takes"
-            self._client.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
-            return
-        self._client.hold_bytes(len(data), self._source)
+            self._driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
+        elif self._client is not None:
+            self._client.hold_bytes(len(data), self._source)
 
     def end_body(self, trailers: bytes) -> None:
-        self.is_whole = True
+        self._is_whole = True
         self.trailers = trailers
-        self._client.driver.resume()
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class ShortBody:
-    """A sink that keeps a whole body of SHORT_BODY bytes at most: they are few, however many pieces they come in."""
-
-    _driver: Driver
-    body: bytes = b""
-    is_whole: bool = False
-
-    def send_body(self, data: bytes) -> None:
-        self.body += data
-
-    def end_body(self, trailers: bytes) -> None:
-        self.is_whole = True
         self._driver.resume()
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Room:
-    """In the place of a source, it resumes a driver where that would go on: the other side has taken what was sent."""
-
-    _driver: Driver
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None:
-        self._driver.resume()
+def pass_whole(
+    client: BodyClient, exchange: Exchange, chosen: ChosenSteps, body: bytes, source: Reads | None = None
+) -> bytes | asyncio.Task[bytes]:
+    """What these filters make of a body in one piece, of a request or from `source`. Raises as `BodyChain.feed`."""
+    if len(body) > SHORT_BODY:
+        client.hold_bytes(len(body), source, waits=False)
+    return chosen.pass_whole(exchange, body)
 
 
 async def finished(outcome: asyncio.Task[bytes]) -> bytes:

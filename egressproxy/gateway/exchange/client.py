@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
-from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.backends.backend_body_filters import streaming_backend_filters, unfiltered_body
-from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
+from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.exchange.body_filter import BodyFilter
-from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock, no_room, too_much_held
-from egressproxy.gateway.exchange.error_responses import answer_for
+from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock, TimedClient, no_room, too_much_held
+from egressproxy.gateway.exchange.error_responses import answer_for, error_of_call
+from egressproxy.gateway.exchange.grpc_call import answer_to_call
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.checked_credentials import Verdict
@@ -28,17 +26,16 @@ from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.held_bytes import HeldBytes
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.request_connection import RequestHandler
-from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.series import BUCKETS_S, Series
 
 
-class Client(ExchangeClock, Protocol):
+class Client(TimedClient, Protocol):
     """Asks its listener of the current snapshot anew for every request: a reload holds for the next one.
 
     `idle_s` is how long the connection may wait for its next request. The attributes are those of the protocol's class,
@@ -57,6 +54,7 @@ class Client(ExchangeClock, Protocol):
     request_headers_s: float
     transport: asyncio.Transport
     # of the gateway
+    clock: ExchangeClock  # STOPPED: no exchange is admitted
     identity: CallerIdentity  # of the connection: an exchange may know better
     identity_until: float  # seconds since 1970
     server_name: str  # what the client's ClientHello named, on a listener that terminates TLS
@@ -83,13 +81,9 @@ class Client(ExchangeClock, Protocol):
         fields that filters, or the servers that they ask, alone may set; and none that show who a client is.
         """
         route, backend = self.pipeline.route, self.pipeline.backend
-        if route is not None and route.chain.request_headers is not None and not route.chain.lets_request_trailers:
+        if route is not None and route.chain.stops_request_trailers:
             return b""
-        if (
-            backend is not None
-            and backend.chain.backend_request is not None
-            and not backend.chain.lets_backend_trailers
-        ):
+        if backend is not None and backend.chain.stops_backend_trailers:
             return b""
         credentials = self.state.port.credentials
         return trailers if credentials is None else credentials.sub(b"", trailers)
@@ -115,16 +109,19 @@ class Client(ExchangeClock, Protocol):
         return bool(getattr(self.request_handler, "has_no_memory", False))
 
     def may_keep(self, size: int) -> bool:
-        """As of HeldFor."""
+        """As of BodyClient."""
         hold = self.pipeline.held_bytes
         if hold is None:
             hold = self.pipeline.held_bytes = self.state.new_hold(self.client, self.held_of_connection)
         hold.add(size)
         return hold.has_room() and not self.handler_has_no_memory
 
+    def note_progress(self) -> None:
+        self.clock.seen_bytes = -1
+
     def hold_bytes(self, size: int, source: Reads | None = None, *, waits: bool = True) -> bool:
-        """As of HeldFor. Ends the exchange where the process has no memory left (503), where waiting for room is of no
-        use (503), and where its request is longer than `limits.maxBufferedBytes` (413).
+        """As of BodyClient. Ends the exchange where the process has no memory left (503), where waiting for room is of
+        no use (503), and where its request is longer than `limits.maxBufferedBytes` (413).
         """
         state, hold = self.state, self.pipeline.held_bytes
         if hold is None:
@@ -182,6 +179,8 @@ class Client(ExchangeClock, Protocol):
     # --- the form of an answer -----------------------------------------------------------------------------------
     def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
         """What the client is told of an error."""
+        if self.call is not None:
+            return error_of_call(error, exchange.request_id)
         return answer_for(error, exchange.request_id, PRODUCTS.error_form(exchange, self.backends))
 
     @property
@@ -192,13 +191,18 @@ class Client(ExchangeClock, Protocol):
 
     def own_answer(self, answer: LocalResponse, exchange: Exchange) -> LocalResponse:
         """A response of our own, or of a filter, as this client understands it."""
-        return answer
+        return answer if self.call is None else answer_to_call(exchange, answer)
 
     def break_off(self, error: GatewayError) -> None:
         """An error has come behind the head of the response."""
         self.abort()
 
-    # --- the request, to a backend ------------------------------------------------------------------------------
+    # --- UpstreamCaller ------------------------------------------------------------------------------------------
+    def start_attempt(self) -> None:
+        seconds = self.pipeline.backend.clock_s  # type: ignore[union-attr]  # it is chosen before
+        if seconds > 0:
+            self.clock.start_attempt(self, seconds)
+
     def count_attempt(self, result: str) -> None:
         """An attempt has ended without an answer; `result` is the reason of its failure."""
         self.pipeline.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
@@ -211,111 +215,6 @@ class Client(ExchangeClock, Protocol):
             series.answer_sum_s += seconds
         except IndexError:
             series.answered(seconds)
-
-    def send_request(
-        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
-    ) -> None:
-        """The head, and the body: at once where we have it, else as the client sends it."""
-        head, pipeline = exchange.request, self.pipeline
-        chain = None
-        if body is not None:
-            if isinstance(body, bytes):
-                head.body = len(body)
-                if body and pipeline.mirror_requests is None:
-                    upstream.begin(self.driver, head)
-                    upstream.send_whole(head, exchange.upstream_host, pseudonym, body)
-                    return
-            else:
-                assert pipeline.backend is not None
-                of_backend = pipeline.backend.chain
-                body.drop_trailers(of_backend.backend_request is not None and not of_backend.lets_backend_trailers)
-                backend_chain = streaming_backend_filters(exchange, of_backend)
-                if backend_chain is not None:
-                    self._send_through_backend_filters(exchange, upstream, backend_chain, None, body, pseudonym)
-                    return
-                head.body = body.length
-        elif head.body != 0 and pipeline.route is not None and pipeline.route.filters_request:
-            assert pipeline.backend is not None
-            chain = pipeline.request_chain if pipeline.route.chain.request_body is not None else None
-            backend_chain = streaming_backend_filters(exchange, pipeline.backend.chain)
-            if backend_chain is not None:
-                self._send_through_backend_filters(exchange, upstream, backend_chain, chain, None, pseudonym)
-                return
-            if chain is not None and not chain.keeps_length:
-                head.body = CHUNKED
-        has_body = head.body != 0
-        upstream.begin(self.driver, head)
-        upstream.send_head(head, exchange.upstream_host, pseudonym)
-        sink: BodySink = upstream
-        if pipeline.mirror_requests is not None:
-            assert pipeline.backend is not None
-            sink, pipeline.mirror_requests = pipeline.mirror_requests, None
-            unfiltered = unfiltered_body(exchange, pipeline.backend.chain)
-            if unfiltered is not None:
-                sink.begin_whole(*unfiltered)
-                sink = upstream
-            else:
-                sink.begin(head, body if isinstance(body, ReplayableBody) else upstream)
-                if has_body:
-                    pipeline.when_complete(sink.end)
-        if not has_body:
-            return
-        if body is not None:
-            if isinstance(body, bytes):
-                sink.send_body(body)
-                sink.end_body(b"")
-            else:
-                body.send_to(upstream, body if sink is upstream else sink)
-            return
-        if chain is None:
-            upstream.feed_from(self)
-            self.send_request_body_to(sink)
-        else:
-            body_filter = pipeline.request_filter = BodyFilter(exchange, chain, sink, self, self)
-            upstream.feed_from(body_filter)
-            self.send_request_body_to(body_filter)
-
-    def _send_through_backend_filters(
-        self,
-        exchange: Exchange,
-        upstream: Upstream,
-        backend_chain: BodyChain,
-        chain: BodyChain | None,
-        body: ReplayableBody | None,
-        pseudonym: bytes,
-    ) -> None:
-        """As `send_request`, through filters of the backend. `chain`: those of the rule, before them or `body`."""
-        head, pipeline = exchange.request, self.pipeline
-        if not (backend_chain.keeps_length and (chain is None or chain.keeps_length)):
-            head.body = CHUNKED
-        elif body is not None:
-            head.body = body.length
-        upstream.begin(self.driver, head)
-        upstream.send_head(head, exchange.upstream_host, pseudonym)
-        own = BodyFilter(exchange, backend_chain, upstream, self, self)
-        upstream.feed_from(own)
-        sink: BodySink = own if body is None else body
-        if pipeline.mirror_requests is not None:
-            mirror_requests, pipeline.mirror_requests = pipeline.mirror_requests, None
-            mirror_requests.begin(head, sink)
-            pipeline.when_complete(mirror_requests.end)
-            sink = mirror_requests
-        before, pipeline.backend_filter = pipeline.backend_filter, own
-        pipeline.request_filter = pipeline.request_filter or own  # `Accounting.account` looks at that one alone
-        if before is not None:
-            before.release()  # of the attempt before
-        if body is not None:
-            body.send_to(own, sink)
-        elif chain is None:
-            self.send_request_body_to(sink)
-        else:
-            body_filter = pipeline.request_filter = BodyFilter(exchange, chain, sink, self, self)
-            own.feed_from(body_filter)
-            self.send_request_body_to(body_filter)
-
-    def take_request_body(self) -> bytes | None:
-        """The whole body of the request, if all of it is known to be here."""
-        return None
 
     def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """Interim responses are passed on to 1.1 clients."""
@@ -371,6 +270,10 @@ class Client(ExchangeClock, Protocol):
 
     def send_request_body_to(self, sink: BodySink | None) -> None:
         """From now on the request's body goes there."""
+
+    def take_request_body(self) -> bytes | None:
+        """The whole body of the request, if all of it is known to be here."""
+        return None
 
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool

@@ -5,30 +5,34 @@ from __future__ import annotations
 from math import inf
 
 from egressproxy.errors import ClientGone
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.clock import STOPPED, waits_for_people
+from egressproxy.gateway.exchange.grpc_call import GrpcCall
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
+from egressproxy.gateway.exchange.request_body import send_request
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.caller_identity import ANONYMOUS
+from egressproxy.model.exchange import Exchange
 from egressproxy.net.flow_control import HTTP2_STREAM
-from egressproxy.net.timers import NEVER, TimerWheel
+from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.request_connection import RequestHandler
+from egressproxy.protocols.upstream import Upstream
 
 
 class ClientConnection(DownstreamConnection, Client):
     """One exchange after the other."""
 
     __slots__ = (
-        "attempt_ends_at",
-        "exchange_ends_at",
+        "call",
+        "clock",
         "identity",
         "identity_until",
-        "idle_limit_s",
         "pipeline",
-        "seen_bytes",
         "server_name",
         "state",
         "tunnel",
@@ -44,15 +48,18 @@ class ClientConnection(DownstreamConnection, Client):
         self.identity_until = inf
         self.verdict: Verdict | None = None
         self.pipeline = Pipeline()
-        self.exchange_ends_at = NEVER
-        self.attempt_ends_at = NEVER
-        self.idle_limit_s = 0.0
-        self.seen_bytes = 0
+        self.call: GrpcCall | None = None  # only of HTTP/2
+        self.clock = STOPPED
         self.tunnel: OpenedTunnel | Redirection | None = None
 
     @property
     def request_handler(self) -> RequestHandler:
         return self.handler
+
+    def send_request(
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
+        send_request(self, self.driver, self.pipeline.backend, exchange, upstream, body, pseudonym)
 
     def trailers_to_pass(self, trailers: bytes) -> bytes:
         return self.passable_of_request(trailers)
@@ -64,7 +71,7 @@ class ClientConnection(DownstreamConnection, Client):
         """A client that ends its side while it waits has left: nobody is to work, or to approve, for nobody. One that
         ends it with its request may wait (RFC 9112 section 9.6), unless a person is asked. Halves of tunnels may end.
         """
-        has_left = self.waits_for_people() or self._has_left()
+        has_left = waits_for_people(self) or self._has_left()
         goes_on = super().eof_received()
         if has_left and goes_on:
             self.driver.throw(ClientGone("the client ended its side while it waited (see traffic.halfClose)"))

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import logging
 from math import inf
-from time import monotonic
 from typing import Final, cast
 
 from h2.errors import ErrorCodes
 
-from egressproxy.errors import BadRequest, ClientGone, GatewayError, Reason, UpstreamFault
+from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.route_backend import on_the_wheel
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.error_responses import answer_of_call, error_of_call, last_fields
+from egressproxy.gateway.exchange.clock import STOPPED
+from egressproxy.gateway.exchange.grpc_call import GrpcCall, ending_of_call, note_status
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
+from egressproxy.gateway.exchange.request_body import send_request
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.caller_identity import ANONYMOUS
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import Fields
-from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.model.message import RequestHead
 from egressproxy.net.held_bytes import HeldBytes
-from egressproxy.net.timers import NEVER, TimerWheel
-from egressproxy.protocols.grpc.statuses import MalformedTimeout, is_grpc, parsed_status, parsed_timeout, timeout_value
+from egressproxy.net.timers import TimerWheel
+from egressproxy.protocols.grpc.statuses import is_grpc
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http1.request_connection import RequestHandler
 from egressproxy.protocols.http2.downstream import DownstreamHttp2
@@ -43,13 +41,11 @@ SILENCE_S: Final = 1.0
 
 
 class ClientStream(DownstreamStream, Client):
-    """`inner` is HTTP/1 inside the tunnel that a CONNECT to port 80 has made of it. Of a `call` of gRPC the deadline
-    holds, and what goes wrong is told in its own words.
-    """
+    """`inner` is HTTP/1 inside the tunnel that a CONNECT to port 80 has made of it. `call`: one of gRPC."""
 
     __slots__ = (
-        "attempt_ends_at", "call", "exchange_ends_at", "http2", "identity", "identity_until", "idle_limit_s", "inner",
-        "pipeline", "seen_bytes", "server_name", "state", "tunnel", "verdict",
+        "call", "clock", "http2", "identity", "identity_until", "inner", "pipeline", "server_name", "state", "tunnel",
+        "verdict",
     )  # fmt: skip
 
     def __init__(self, connection: ClientHttp2, stream_id: int) -> None:
@@ -60,10 +56,7 @@ class ClientStream(DownstreamStream, Client):
         self.identity_until = connection.identity_until
         self.verdict = connection.verdict
         self.pipeline = Pipeline()
-        self.exchange_ends_at = NEVER
-        self.attempt_ends_at = NEVER
-        self.idle_limit_s = 0.0
-        self.seen_bytes = 0
+        self.clock = STOPPED
         self.tunnel: OpenedTunnel | Redirection | None = None
         self.inner: tuple[ClientConnection, bytes] | None = None
         self.call: GrpcCall | None = None
@@ -99,8 +92,8 @@ class ClientStream(DownstreamStream, Client):
 
     def trailers_to_send(self, trailers: bytes) -> bytes:
         passed = self.passable_trailers(trailers)
-        if self.call is not None:
-            self.call.note(parsed_status(passed))
+        if self.call is not None and self.pipeline.exchange is not None:
+            note_status(self.pipeline.exchange, passed)
         return passed
 
     def continued(self) -> None:
@@ -115,7 +108,6 @@ class ClientStream(DownstreamStream, Client):
         self.inner = inner, self.detach()
 
     def finish(self, *, close: bool) -> None:
-        self._forget_exchange()
         if self.inner is None:
             super().finish(close=close)
             if close:
@@ -148,108 +140,20 @@ class ClientStream(DownstreamStream, Client):
         return super().serving() if serving is None else tuple(serving())
 
     # --- a call of gRPC --------------------------------------------------------------------------------------------
-    def start_clock(self, request_s: float, idle_s: float) -> None:
-        """As of Client; of a call's deadline and `request_s` the earlier one holds. Raises GatewayError."""
-        if self.call is not None:
-            seconds = self.call.begin()
-            if seconds != NEVER:
-                on_wheel = on_the_wheel(seconds)
-                request_s = min(request_s, on_wheel) if request_s > 0 else on_wheel
-        super().start_clock(request_s, idle_s)
-
     def send_request(
         self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
-        """As of Client. The backend of a call is told what is left of its time: its clock starts then."""
-        call = self.call
-        if call is not None:
-            call.exchange = exchange
-            fields = exchange.request.fields
-            if call.ends_at != NEVER and b"grpc-timeout" in fields:
-                ends_at = min(call.ends_at, self.exchange_ends_at, self.attempt_ends_at)
-                fields.set(b"grpc-timeout", timeout_value(ends_at - monotonic()))
-        super().send_request(exchange, upstream, body, pseudonym)
-
-    def send_response(
-        self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
-    ) -> None:
-        super().send_response(head, request, pseudonym, body, close=close)
-        call = self.call
-        if call is not None:
-            call.note(parsed_status(head.fields.block))
-            call.is_open = body is None and head.body == CHUNKED and is_grpc(head.fields.get(b"content-type"))
-
-    def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
-        return super().error_answer(error, exchange) if self.call is None else error_of_call(error, exchange.request_id)
-
-    def own_answer(self, answer: LocalResponse, exchange: Exchange) -> LocalResponse:
-        call = self.call
-        if call is None:
-            return super().own_answer(answer, exchange)
-        call.exchange = exchange
-        made = answer_of_call(answer, exchange.reason)
-        call.note(parsed_status(Fields.of(made.fields).block))
-        return made
+        if self.call is not None:
+            self.call.tell_time_left(exchange.request, self.clock.exchange_ends_at, self.clock.attempt_ends_at)
+        send_request(self, self.driver, self.pipeline.backend, exchange, upstream, body, pseudonym)
 
     def break_off(self, error: GatewayError) -> None:
         """As of Client. Trailers say how a call has ended, where nothing has said it and the client still listens."""
-        call = self.call
-        if call is None:
-            super().break_off(error)
-            return
-        if isinstance(error, ClientGone) or not call.is_open or self.is_ending or self.is_lost:
+        exchange, is_gone = self.pipeline.exchange, isinstance(error, ClientGone) or self.is_ending or self.is_lost
+        if self.call is None or not self.call.is_open or is_gone or exchange is None:
             self.abort()
-            return
-        fields = last_fields(error, is_late=True)
-        call.note(int(fields[0][1]))
-        self.end(fields)
-
-    def abort(self) -> None:
-        self._forget_exchange()
-        super().abort()
-
-    def _lose(self) -> None:
-        super()._lose()
-        self._forget_exchange()
-
-    def _forget_exchange(self) -> None:
-        """It may lead back here, by what its filters keep."""
-        if self.call is not None:
-            self.call.exchange = None
-
-
-class GrpcCall:
-    """`timeout` is what the head of the call says of it, `ends_at` the deadline (monotonic seconds). `is_open`: the
-    head of its response has gone, and trailers may say how it ends.
-    """
-
-    __slots__ = ("ends_at", "exchange", "is_open", "timeout")
-
-    def __init__(self, timeout: list[bytes]) -> None:
-        self.timeout = timeout
-        self.ends_at = NEVER
-        self.exchange: Exchange | None = None
-        self.is_open = False
-
-    def begin(self) -> float:
-        """How many seconds it may take, NEVER: as long as it likes. Its deadline begins. Raises GatewayError."""
-        if not self.timeout:
-            return NEVER
-        if len(self.timeout) > 1:
-            raise BadRequest(Reason.BAD_FIELD, "grpc-timeout stands more than once", close=False)
-        try:
-            seconds = parsed_timeout(self.timeout[0])
-        except MalformedTimeout as fault:
-            raise BadRequest(Reason.BAD_FIELD, str(fault), close=False) from None
-        if seconds <= 0:
-            raise UpstreamFault(Reason.REQUEST_TIMEOUT, "the deadline of the call has passed", status=504)
-        self.ends_at = monotonic() + seconds
-        return seconds
-
-    def note(self, status: int) -> None:
-        """Keep the final gRPC status of the call; -1: the call has none yet."""
-        if status >= 0 and self.exchange is not None:
-            self.exchange.grpc_status = status
+        else:
+            self.end(ending_of_call(exchange, error))
 
 
 class ClientHttp2(DownstreamHttp2):

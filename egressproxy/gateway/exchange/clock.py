@@ -9,7 +9,8 @@ import random
 from typing import Final, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.upstream_call import UpstreamCaller
+from egressproxy.gateway.backends.upstream_call import HeldConnection, UpstreamCaller
+from egressproxy.gateway.exchange.grpc_call import GrpcCall
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.ir.policy import LimitsIR
@@ -39,8 +40,8 @@ def too_much_held(limits: LimitsIR) -> GatewayFault:
     )
 
 
-class ExchangeClock(UpstreamCaller, Protocol):
-    """Base of Client: its part that knows the time."""
+class TimedClient(UpstreamCaller, Protocol):
+    """Base of Client: what its clock looks at."""
 
     __slots__ = SLOTS_OF_PROTOCOL
 
@@ -51,12 +52,9 @@ class ExchangeClock(UpstreamCaller, Protocol):
     bytes_out: int
     wheel: TimerWheel
     # of the gateway
-    attempt_ends_at: float  # of the attempt under way, as below
-    exchange_ends_at: float  # on the clock of `wheel`; NEVER: it has no end
-    idle_limit_s: float  # how long nothing may move; 0: as long as it likes
+    call: GrpcCall | None
     pipeline: Pipeline
     state: OpenConnections
-    seen_bytes: int  # bytes that had moved at the last look; -1: whatever has moved since counts
 
     @property
     def awaits_bytes(self) -> bool:
@@ -66,115 +64,127 @@ class ExchangeClock(UpstreamCaller, Protocol):
     def unsent_bytes(self) -> int:
         """Bytes that were said, and that the client has not taken."""
 
-    def start_clock(self, request_s: float, idle_s: float) -> None:
-        """One deadline per exchange: the earliest of its time, its attempt's, and the next look at whether it moves."""
-        now = self.wheel.now
-        self.exchange_ends_at = at = now + request_s if request_s > 0 else NEVER
+
+class ExchangeClock:
+    """The times of one exchange, in monotonic seconds: its end, the end of the attempt under way (NEVER: none), and for
+    how long nothing may move (`idle_limit_s`; 0: as long as it likes). `seen_bytes` had moved at the last look; -1: all
+    that has moved since counts. A client has one clock after the other, and the clock no reference to its client.
+    """
+
+    __slots__ = ("attempt_ends_at", "exchange_ends_at", "idle_limit_s", "seen_bytes")
+
+    def __init__(self, exchange_ends_at: float, idle_limit_s: float, seen_bytes: int) -> None:
+        self.exchange_ends_at = exchange_ends_at
         self.attempt_ends_at = NEVER
-        self.idle_limit_s = idle_s
-        self.seen_bytes = self.bytes_in + self.bytes_out
-        if 0 < idle_s < at - now:
-            at = now + idle_s
-        self.deadline.set(at)
+        self.idle_limit_s = idle_limit_s
+        self.seen_bytes = seen_bytes
 
-    def start_attempt(self) -> None:
+    def start_attempt(self, client: TimedClient, seconds: float) -> None:
         """Gateway API, HTTPRouteTimeouts.backendRequest: one request to a backend, until its answer is whole."""
-        backend_request_s = self.pipeline.backend.clock_s  # type: ignore[union-attr]  # it is chosen before
-        if backend_request_s > 0:
-            at = self.attempt_ends_at = self.wheel.now + backend_request_s
-            if at < self.deadline.at:
-                self.deadline.set(at)
-        else:
-            self.attempt_ends_at = NEVER
+        at = self.attempt_ends_at = client.wheel.now + seconds
+        if at < client.deadline.at:
+            client.deadline.set(at)
 
-    def end_attempt(self) -> None:
+    def end_attempt(self, client: TimedClient) -> None:
         """Another attempt may follow: until then the exchange's own time holds, and nobody is expected to move."""
         self.attempt_ends_at = NEVER
-        self.seen_bytes = -1
-        self._set_deadline(self.wheel.now)
+        self._begin_anew(client)
 
-    def leave_clock_to_attempts(self) -> None:
+    def leave_to_attempts(self, client: TimedClient) -> None:
         """Several attempts are under way, with a clock each: here the time of the whole request goes on alone."""
         self.attempt_ends_at = NEVER
-        if not self.has_ended:  # else it may have left
+        if not client.has_ended:  # else it may have left
             self.idle_limit_s = 0.0
-        self.seen_bytes = -1
-        self._set_deadline(self.wheel.now)
+        self._begin_anew(client)
 
-    def take_clock_back(self, attempt_ends_at: float, idle_s: float) -> None:
+    def take_back(self, client: TimedClient, attempt_ends_at: float, idle_s: float) -> None:
         """One of them goes on, until `attempt_ends_at` (monotonic seconds) at most."""
         self.attempt_ends_at = attempt_ends_at
         self.idle_limit_s = idle_s
-        self.seen_bytes = -1
-        self._set_deadline(self.wheel.now)
+        self._begin_anew(client)
 
-    def end_late_attempt(self) -> None:
-        """The time for the attempt under way is over."""
-        self.driver.throw(self._late())
-
-    def end_late_request(self) -> None:
-        """The time for the whole request is over."""
-        self.driver.throw(UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504))
-
-    def look_at_clock(self) -> GatewayError | None:
+    def look(self, client: TimedClient) -> GatewayError | None:
         """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
-        now, hold = self.wheel.now, self.pipeline.held_bytes
+        now, hold = client.wheel.now, client.pipeline.held_bytes
         if hold is not None and hold.is_waiting:
             if now >= min(self.exchange_ends_at, self.attempt_ends_at, hold.waits_since + ANSWER_S):
-                return too_much_held(self.state.port.limits)
-            self.seen_bytes = -1
-            self._set_deadline(now)
+                return too_much_held(client.state.port.limits)
+            self._begin_anew(client)
             return None
-        if self.awaits_bytes:
+        if client.awaits_bytes:
             return BadRequest(Reason.CLIENT_TIMEOUT, "nothing came in the tunnel", status=408)
         if now >= self.exchange_ends_at:
-            return UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504)
+            return late_request()
         if now >= self.attempt_ends_at:
-            return self._late()
-        octets = self.bytes_in + self.bytes_out - self.unsent_bytes
-        if octets == self.seen_bytes and not (
-            self._waits_for_answer() or self._may_be_quiet() or self.waits_for_people()
-        ):
+            return late_attempt(client.pipeline)
+        octets = client.bytes_in + client.bytes_out - client.unsent_bytes
+        is_still = self.idle_limit_s > 0 and octets == self.seen_bytes
+        if is_still and not (_waits_for_answer(client) or _may_be_quiet(client) or waits_for_people(client)):
             return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
+        self._begin_anew(client)
         self.seen_bytes = octets
-        self._set_deadline(now)
         return None
 
-    def _late(self) -> UpstreamFault:
-        retry = RetrySafety.SAFE if self.pipeline.upstream is None else RetrySafety.IF_IDEMPOTENT
-        return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
+    def _begin_anew(self, client: TimedClient) -> None:
+        self.seen_bytes = -1
+        at = client.wheel.now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER
+        client.deadline.set(min(at, self.exchange_ends_at, self.attempt_ends_at))
 
-    def _waits_for_answer(self) -> bool:
-        """Whether the backend has the whole request and may still take its time: `request` and `backendRequest`, not
-        `idle`, which is for bodies that stall. Where neither is set it is ANSWER_S, since a client whose network is
-        gone cannot be seen to have left; for one that has ended its side with its request `idle` will do: it may have.
-        """
-        upstream = self.pipeline.upstream
-        if self.has_ended:
-            return False
-        if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:
-            return False
-        return self.wheel.now - upstream.last_read < ANSWER_S
 
-    def _may_be_quiet(self) -> bool:
-        """Whether an MCP server has begun events, which may rest for `tunnelIdle` while the client reads."""
-        pipeline = self.pipeline
-        upstream, backend, route = pipeline.upstream, pipeline.backend, pipeline.route
-        if upstream is None or backend is None or route is None or self.has_ended or self.unsent_bytes:
-            return False
-        if upstream.head is None or not (backend.speaks_mcp and media_type(upstream.head.fields) == EVENT_STREAM):
-            return False
-        return route.tunnel_idle_s <= 0 or self.wheel.now - upstream.last_read < route.tunnel_idle_s
+#: The clock between two exchanges, and until the request is admitted: it has no end.
+STOPPED: Final = ExchangeClock(NEVER, 0.0, -1)
 
-    def waits_for_people(self) -> bool:
-        """Whether the request waits for approval, which has a time limit of its own."""
-        exchange = self.pipeline.exchange
-        return exchange is not None and exchange.is_held_for_people and not self.has_ended
 
-    def _set_deadline(self, now: float) -> None:
-        at = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER
-        if self.exchange_ends_at < at:
-            at = self.exchange_ends_at
-        if self.attempt_ends_at < at:
-            at = self.attempt_ends_at
-        self.deadline.set(at)
+def started_clock(client: TimedClient, request_s: float, idle_s: float) -> ExchangeClock:
+    """The clock of the client's exchange, which begins. One deadline serves it: the earliest of the exchange's time,
+    its attempt's, and the next look at whether it moves. Raises GatewayError for a call whose own deadline has passed.
+    """
+    if client.call is not None:
+        request_s = client.call.begin(request_s)
+    now = client.wheel.now
+    ends_at = at = now + request_s if request_s > 0 else NEVER
+    if 0 < idle_s < at - now:
+        at = now + idle_s
+    client.deadline.set(at)
+    return ExchangeClock(ends_at, idle_s, client.bytes_in + client.bytes_out)
+
+
+def late_request() -> UpstreamFault:
+    """The time for the whole request is over."""
+    return UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504)
+
+
+def late_attempt(held: HeldConnection) -> UpstreamFault:
+    """The time for the attempt under way is over, which has this connection."""
+    retry = RetrySafety.SAFE if held.upstream is None else RetrySafety.IF_IDEMPOTENT
+    return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
+
+
+def _waits_for_answer(client: TimedClient) -> bool:
+    """Whether the backend has the whole request and may still take its time: `request` and `backendRequest`, not
+    `idle`, which is for bodies that stall. Where neither is set it is ANSWER_S, since a client whose network is gone
+    cannot be seen to have left; for one that has ended its side with its request `idle` will do: it may have.
+    """
+    upstream = client.pipeline.upstream
+    if client.has_ended:
+        return False
+    if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:
+        return False
+    return client.wheel.now - upstream.last_read < ANSWER_S
+
+
+def _may_be_quiet(client: TimedClient) -> bool:
+    """Whether an MCP server has begun events, which may rest for `tunnelIdle` while the client reads."""
+    pipeline = client.pipeline
+    upstream, backend, route = pipeline.upstream, pipeline.backend, pipeline.route
+    if upstream is None or backend is None or route is None or client.has_ended or client.unsent_bytes:
+        return False
+    if upstream.head is None or not (backend.speaks_mcp and media_type(upstream.head.fields) == EVENT_STREAM):
+        return False
+    return route.tunnel_idle_s <= 0 or client.wheel.now - upstream.last_read < route.tunnel_idle_s
+
+
+def waits_for_people(client: TimedClient) -> bool:
+    """Whether the request waits for approval, which has a time limit of its own."""
+    exchange = client.pipeline.exchange
+    return exchange is not None and exchange.is_held_for_people and not client.has_ended

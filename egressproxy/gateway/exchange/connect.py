@@ -21,6 +21,7 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.clock import started_clock
 from egressproxy.gateway.exchange.identification import identify
 from egressproxy.gateway.exchange.interception import intercept, is_tunnel
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
@@ -69,10 +70,10 @@ async def serve_connect(
                 priority = route.priority if route is not None else listener.spec.policy.priority
                 pipeline.tenant = accounting.gate.admit(exchange, priority)
             if route is not None:
-                client.start_clock(route.clock_s, route.idle_s)
+                client.clock = started_clock(client, route.clock_s, route.idle_s)
         elif action == START_CLOCK:
             assert route is not None
-            client.start_clock(route.clock_s, route.idle_s)
+            client.clock = started_clock(client, route.clock_s, route.idle_s)
         elif action == TUNNEL:
             await open_tunnel(accounting, exchange, client)
         elif action == FILTER:

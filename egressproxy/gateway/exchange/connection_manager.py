@@ -14,22 +14,19 @@ from time import monotonic
 from typing import Final
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
-from egressproxy.filters.body import BodyChain
-from egressproxy.filters.body_plan import PARTS, BodyPlan
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
-from egressproxy.gateway.answers import Answer, WholeAnswer
-from egressproxy.gateway.backends.buffered_body import HELD, MADE_BODY, BufferedRequest, invite_body
+from egressproxy.gateway.answers import Answer
+from egressproxy.gateway.backends.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
-from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import AttemptCounter, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.attempts import reach_with_retries
-from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, Room, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.clock import STOPPED, started_clock
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import error_event
 from egressproxy.gateway.exchange.identification import identify
@@ -48,6 +45,14 @@ from egressproxy.gateway.exchange.pipeline import (
     Pipeline,
 )
 from egressproxy.gateway.exchange.readmission import admit_again
+from egressproxy.gateway.exchange.request_body import read_request_body
+from egressproxy.gateway.exchange.response_body import (
+    Server,
+    answer_taken,
+    begin_response,
+    filter_response,
+    relay_response,
+)
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.open_connections import clients_of_process
 from egressproxy.gateway.products import PRODUCTS
@@ -55,15 +60,14 @@ from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import CHUNKED, RequestHead
-from egressproxy.net.driver import PAUSE
+from egressproxy.model.message import RequestHead
 
 log = logging.getLogger(__name__)
 
 _IF_STALE: Final = Repeat.IF_STALE  # a member looked up on its class costs 60 ns more
 
 
-class HttpConnectionManager:
+class HttpConnectionManager(Server):
     """Serves every exchange of this process. Implements RequestHandler for its client connections."""
 
     def __init__(self, accounting: Accounting, connections: int | None = None) -> None:
@@ -91,7 +95,7 @@ class HttpConnectionManager:
 
     def on_deadline(self, client: Client) -> None:
         """RequestHandler: the deadline of the client's connection has passed. End the exchange if its time is over."""
-        fault = client.look_at_clock()
+        fault = client.clock.look(client)
         if fault is not None:
             client.driver.throw(fault)
 
@@ -124,7 +128,7 @@ class HttpConnectionManager:
                     route: Route = pipeline.route  # type: ignore[assignment]
                     if self.accounting.gate is not None:
                         pipeline.tenant = self.accounting.gate.admit(exchange, route.priority)
-                    client.start_clock(route.clock_s, route.idle_s)
+                    client.clock = started_clock(client, route.clock_s, route.idle_s)
                 elif action == CALL:
                     client.body_limit = exchange.max_body_bytes
                     route, body = pipeline.route, pipeline.body  # type: ignore[assignment]
@@ -150,9 +154,9 @@ class HttpConnectionManager:
                         raise wanted_credentials(pipeline.cluster)
                 elif action == SEND:
                     if chain.response_body is not None:
-                        await self.filter_response(exchange, client, chain.response_body, found)  # type: ignore[arg-type]
-                    elif not self.begin_response(exchange, client, None, found):  # type: ignore[arg-type]
-                        await self.relay_response(exchange, client, None, found)  # type: ignore[arg-type]
+                        await filter_response(self, exchange, client, chain.response_body, found)  # type: ignore[arg-type]
+                    elif not begin_response(self, exchange, client, None, found):  # type: ignore[arg-type]
+                        await relay_response(exchange, client, None, found)  # type: ignore[arg-type]
                     if pipeline.held_bytes is not None and client.is_write_blocked:
                         exchange.first_byte_at = exchange.first_byte_at or monotonic()
                         await answer_taken(client)
@@ -162,7 +166,7 @@ class HttpConnectionManager:
                     await identify(self.accounting, exchange, client, pipeline.listener, head)  # type: ignore[arg-type]
                 elif action == FILTER_BODY:
                     client.body_limit = exchange.max_body_bytes
-                    pipeline.body = await self.begin_request_body(exchange, client, head, pipeline.route)  # type: ignore[arg-type]
+                    pipeline.body = await read_request_body(exchange, client, head, pipeline.route)  # type: ignore[arg-type]
                 elif action == OFFER_BODY:
                     exchange.keep(HELD, BufferedRequest(client, head))
                 elif action == READMIT:
@@ -192,161 +196,6 @@ class HttpConnectionManager:
         held, listener = BufferedRequest(client, head), pipeline.listener
         assert listener is not None
         self.answer(exchange, client, await self.self_service.answer(exchange, listener, head, held))
-
-    def begin_response(
-        self, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer, body: bytes | None = None
-    ) -> bool:
-        """Send the head, and `body` if filters have made it of what was here. True if that is the whole response."""
-        request = exchange.request
-        pipeline = client.pipeline
-        if chain is not None and not chain.keeps_length:
-            exchange.response.body = CHUNKED
-        close = pipeline.close = (
-            pipeline.close
-            or request.connection_close
-            or self.ends_connections
-            or client.state.is_closed
-            or (client.has_ended and client.is_last)
-        )
-        if body is None:
-            if upstream.has_ended:
-                body = b""
-            elif chain is None:
-                body = upstream.whole_body()
-        client.send_response(exchange.response, request, self.pseudonym, body, close=close)
-        exchange.status = exchange.response.status  # not before: what cannot be written is answered 500
-        if body is None:
-            exchange.first_byte_at = monotonic()
-            return False
-        pipeline.release(reusable=upstream.is_reusable)
-        return True
-
-    async def relay_response(
-        self, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer
-    ) -> None:
-        """The body. With no body filter the two connections are joined, and this coroutine waits for the end."""
-        pipeline = client.pipeline
-        if chain is None:
-            upstream.send_response_body_to(client)
-            client.feed_from(upstream)
-            await upstream.response_end()
-        else:
-            body_filter = pipeline.response_filter = BodyFilter(exchange, chain, client, upstream, client)
-            upstream.send_response_body_to(body_filter)
-            client.feed_from(body_filter)
-            await upstream.response_end()
-            while not body_filter.is_over or body_filter.has_failed:
-                await PAUSE
-        pipeline.release(reusable=upstream.is_reusable)
-
-    async def filter_response(self, exchange: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
-        """Send it through those body filters that do not let it pass unread. If one gets it whole, the head waits."""
-        chosen = None
-        response = exchange.response
-        if response.body == CHUNKED:
-            response.body = upstream.settle_length() or CHUNKED  # what is here whole is filtered like any other
-        if response.body != 0:
-            chosen = plan.choose(exchange)
-            if response.status in PARTS:
-                chosen = plan.without_part(exchange, chosen)
-        elif exchange.method == b"HEAD" or response.status == 304:
-            plan.describe(exchange)
-        if chosen is None or not chosen.holds:
-            chain = None if chosen is None else plan.chain(exchange, chosen)
-            if not self.begin_response(exchange, client, chain, upstream):
-                await self.relay_response(exchange, client, chain, upstream)
-            return
-        trailers, whole = b"", None
-        try:
-            if chosen.takes_whole(response.fields) and not upstream.has_ended:
-                whole = upstream.whole_body()
-            if whole is not None:
-                if len(whole) > SHORT_BODY:
-                    client.hold_bytes(len(whole), upstream, waits=False)
-                outcome = chosen.pass_whole(exchange, whole)
-                body = outcome if isinstance(outcome, bytes) else await finished(outcome)
-            else:
-                chain = plan.chain(exchange, chosen)
-                collector = await self.collect_response(exchange, client, chain, upstream)
-                body, trailers = collector.body, collector.trailers
-        except GatewayError as error:
-            if not isinstance(error, UpstreamFault) and upstream.is_reusable:
-                client.pipeline.release(reusable=True)  # a filter has refused what the backend has said to its end
-            raise
-        if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)
-            body = trailers = b""
-        response.body = CHUNKED if trailers else len(body)
-        if not trailers:
-            self.begin_response(exchange, client, None, upstream, body)
-            return
-        self.begin_response(exchange, client, chain, WholeAnswer(upstream, body))
-        if body:
-            client.send_body(body)
-        client.end_body(trailers)
-        client.pipeline.release(reusable=upstream.is_reusable)
-
-    async def collect_response(
-        self, exchange: Exchange, client: Client, chain: BodyChain, upstream: Answer
-    ) -> Collector:
-        """The body behind filters of which one gets it whole."""
-        collector = Collector(client, source=upstream)
-        body_filter = client.pipeline.response_filter = BodyFilter(exchange, chain, collector, upstream, client)
-        upstream.send_response_body_to(body_filter)
-        await upstream.response_end()
-        while not collector.is_whole:
-            await PAUSE
-        return collector
-
-    # --- bodies ----------------------------------------------------------------------------------------------------
-    async def begin_request_body(
-        self, exchange: Exchange, client: Client, head: RequestHead, route: Route
-    ) -> bytes | ReplayableBody | None:
-        """Let the body filters decide how they get the body. Returns it, filtered, where one of them gets it whole or a
-        filter of the head has collected it; None where it is still to come.
-        """
-        pipeline, plan = client.pipeline, route.chain.request_body
-        chosen = plan.choose(exchange) if plan is not None else None
-        if route.filters_alone and chosen is not None and chosen.takes_whole(head.fields):
-            whole = None if head.expect_continue else client.take_request_body()
-            if whole is None and head.body <= SHORT_BODY and chosen.collects(head.body):
-                short = ShortBody(client.driver)
-                invite_body(client, head)
-                client.send_request_body_to(short)
-                while not short.is_whole:
-                    await PAUSE
-                whole = short.body
-            if whole is not None:
-                if len(whole) > SHORT_BODY:
-                    client.hold_bytes(len(whole), waits=False)
-                outcome = chosen.pass_whole(exchange, whole)
-                return outcome if isinstance(outcome, bytes) else await finished(outcome)
-        chain = pipeline.request_chain = (
-            plan.chain(exchange, chosen) if plan is not None and chosen is not None else None
-        )
-        limit = route.needs_body if not route.backend_body_plans else route.body_limit(exchange)
-        if not route.buffers_request and limit < 0 and (chain is None or not chain.holds):
-            return None
-        held, made = exchange.take(HELD), exchange.take(MADE_BODY)
-        early = held.body if held is not None else made
-        if chain is None and (limit < 0 or (early is not None and len(early) <= limit)):
-            return early
-        pipeline.request_chain = None
-        collector = Collector(client, limit)
-        sink: BodyFilter | Collector = collector
-        if chain is not None:
-            sink = pipeline.request_filter = BodyFilter(exchange, chain, collector, client, client)
-        if early is None:
-            invite_body(client, head)
-            (held or client).send_request_body_to(sink)
-        else:
-            client.hold_bytes(-len(early))  # the sink holds it now
-            sink.send_body(early)
-            sink.end_body(b"")
-        while not collector.is_whole:
-            await PAUSE
-        if collector.trailers:
-            return ReplayableBody.whole(collector.body, collector.trailers)
-        return collector.body
 
     # --- the end -------------------------------------------------------------------------------------------------
     def answer(self, exchange: Exchange, client: Client, answer: LocalResponse) -> None:
@@ -425,6 +274,7 @@ class HttpConnectionManager:
             close = pipeline.close or (self.ends_connections and not self.is_draining) or client.state.is_closed
             if self.last_idle_s:
                 client.idle_s = self.last_idle_s
+            client.clock = STOPPED
             pipeline.reset()  # what waits for its next request holds nothing of the last
             if client.is_lost:
                 client.state.leave(client)
@@ -432,14 +282,6 @@ class HttpConnectionManager:
                 if head is None or head.upgrade or exchange.is_tunnel:
                     close = close or (client.tunnel is None and has_stray_bytes(exchange, client))
                 client.finish(close=close)
-
-
-async def answer_taken(client: Client) -> None:
-    """Wait until the client has taken what was held of the answer, or most of it: until then it is held."""
-    client.end_attempt()
-    client.feed_from(Room(client.driver))
-    while client.is_write_blocked:
-        await PAUSE
 
 
 def wanted_credentials(via: Cluster | AttemptCounter | None) -> UpstreamFault:

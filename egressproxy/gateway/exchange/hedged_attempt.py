@@ -13,8 +13,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import ClassVar, Final
 
-from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.backend_body_filters import unfiltered_body
+from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.backends.endpoints import HostSet
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -26,12 +25,12 @@ from egressproxy.gateway.backends.upstream_call import (
 )
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.clock import ANSWER_S
+from egressproxy.gateway.exchange.clock import ANSWER_S, late_attempt
+from egressproxy.gateway.exchange.request_body import send_request
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import CHUNKED, ResponseHead
+from egressproxy.model.message import ResponseHead
 from egressproxy.net.driver import Driver
-from egressproxy.net.flow_control import BodySink
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.upstream import Upstream
 
@@ -82,6 +81,8 @@ class HedgedAttempt:
     ) -> None:
         """`exchange` is copied; its request is as the client sent it. `body`: None for a request without one."""
         self._client = client
+        if isinstance(body, ReplayableBody) and body.given is not None:
+            body = ReplayableBody.whole(body.given, body.given_trailers)  # each attempt sends its own
         self._body = body
         self._handle: asyncio.TimerHandle | None = None
         self._on_over: Callable[[HedgedAttempt], None] | None = None
@@ -171,9 +172,7 @@ class HedgedAttempt:
         self._handle = asyncio.get_running_loop().call_later(min(limits, default=ANSWER_S), self._late)
 
     def _late(self) -> None:
-        retry = RetrySafety.SAFE if self.resources.upstream is None else RetrySafety.IF_IDEMPOTENT
-        error = UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
-        self.driver.throw(error)
+        self.driver.throw(late_attempt(self.resources))
 
     def count_attempt(self, result: str) -> None:
         self.backend.series.attempt(CANCELLED if self.is_cancelled else result)
@@ -185,29 +184,7 @@ class HedgedAttempt:
         self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         """See UpstreamCaller. Mirrors get their copies beside the attempt that is sent first."""
-        trailers = b""
-        if isinstance(body, ReplayableBody):
-            of_backend = self.backend.chain
-            if of_backend.backend_request is None or of_backend.lets_backend_trailers:
-                trailers = body.given_trailers
-            body = body.given
-        if body is not None:
-            exchange.request.body = CHUNKED if trailers else len(body)
-        upstream.begin(self.driver, exchange.request)
-        upstream.send_head(exchange.request, exchange.upstream_host, pseudonym)
-        sink: BodySink = upstream
-        resources = self._client.pipeline
-        if resources.mirror_requests is not None:
-            sink, resources.mirror_requests = resources.mirror_requests, None
-            unfiltered = unfiltered_body(exchange, self.backend.chain)
-            if unfiltered is not None:
-                sink.begin_whole(*unfiltered)
-                sink = upstream
-            else:
-                sink.begin(exchange.request, upstream)
-        if body is not None:
-            sink.send_body(body)
-            sink.end_body(trailers)
+        send_request(self._client, self.driver, self.backend, exchange, upstream, body, pseudonym)
 
     def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""

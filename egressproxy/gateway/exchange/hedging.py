@@ -72,8 +72,8 @@ class HedgedCall:
         """The decisive answer, of this backend or of one beside it: the client holds its connection then, and the
         exchange is that of its attempt. Raises GatewayError: its failure, or what ends the exchange.
         """
-        client, idle_s = self._client, self._client.idle_limit_s
-        client.leave_clock_to_attempts()
+        client, idle_s = self._client, self._client.clock.idle_limit_s
+        client.clock.leave_to_attempts(client)
         try:
             self._backend = backend
             self._begin(backend, untried(backend, self._exchange, self._tried, self._down))
@@ -87,7 +87,7 @@ class HedgedCall:
                     attempt.cancel()
                     self._forget(attempt)
             decisive = self.decisive
-            client.take_clock_back(decisive.ends_at if decisive is not None else NEVER, idle_s)
+            client.clock.take_back(client, decisive.ends_at if decisive is not None else NEVER, idle_s)
             if decisive is not None:
                 self._adopt(decisive)
         assert decisive is not None

@@ -17,9 +17,10 @@ from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.calls import CallAnswer, CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.cluster import Cluster
+from egressproxy.gateway.backends.own_caller import OwnCaller
 from egressproxy.gateway.backends.upstream_call import HeldConnection
 from egressproxy.gateway.own_calls.bidirectional_call import BidirectionalCall
-from egressproxy.gateway.own_calls.own_call import OwnCaller, begin_own_call
+from egressproxy.gateway.own_calls.own_call import begin_own_call
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead

@@ -15,9 +15,10 @@ from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.cluster import Cluster
+from egressproxy.gateway.backends.own_caller import OwnCaller
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import HeldConnection
-from egressproxy.gateway.own_calls.own_call import OwnCaller, begin_own_call
+from egressproxy.gateway.own_calls.own_call import begin_own_call
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED

@@ -14,7 +14,7 @@ import pytest
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import BodyMode, Filter, Phase
-from egressproxy.filters.chosen_steps import MAX_RESULT
+from egressproxy.filters.body import MAX_RESULT
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from tests.gateway.conftest import Start

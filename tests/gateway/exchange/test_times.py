@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.gateway.backends import upstream_call
-from egressproxy.gateway.exchange import accounting, connect, connection_manager
+from egressproxy.gateway.exchange import accounting, connect, response_body
 from egressproxy.telemetry.series import BUCKETS_S
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, GET_SENT, OK, OK_PASSED, forward
@@ -19,7 +19,7 @@ HEAD_PASSED = b"HTTP/1.1 200 OK\r\nVia: 1.1 gw\r\nContent-Length: 4\r\n\r\n"
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for module in (accounting, connection_manager, connect, upstream_call):
+        for module in (accounting, response_body, connect, upstream_call):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters import BodyMode, Exchange, Filter, Phase, Rejected
 from egressproxy.filters.base import FilterType
+from egressproxy.filters.body_plan import BodyPath, path_of
 from egressproxy.filters.chain import compile_chain
 from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.filter_step import FilterAnswered
@@ -110,7 +111,7 @@ async def outcome_of(filters, opens, phase, body, *, in_short):
     result = is_short = None
     try:
         chosen = plan.choose(x)
-        if chosen is not None and chosen.takes_whole(x.request.fields):
+        if path_of(chosen, x.request.fields) is BodyPath.WHOLE:
             is_short = True
             outcome = chosen.pass_whole(x, body) if in_short else plan.chain(x, chosen).feed(x, body, True)
             result = outcome if isinstance(outcome, bytes) else await outcome
@@ -161,12 +162,12 @@ def test_a_coded_body_takes_the_long_way_where_a_filter_wants_its_content():
         reading.decodes = decodes
         x, plan, _ = begun([reading], [False], "request-body")
         x.request.fields = Fields.of(lines)
-        assert plan.choose(x).takes_whole(x.request.fields) is expected
+        assert (path_of(plan.choose(x), x.request.fields) is BodyPath.WHOLE) is expected
 
 
 def test_a_body_that_only_flows_takes_the_long_way():
     x, plan, _ = begun([Scripted("add", BodyMode.STREAM, 100, False, False, False, False)], [False], "response-body")
-    assert not plan.choose(x).takes_whole(x.request.fields)
+    assert path_of(plan.choose(x), x.request.fields) is BodyPath.STREAM
 
 
 def test_what_is_too_long_is_refused_as_in_a_chain():
@@ -175,3 +176,27 @@ def test_what_is_too_long_is_refused_as_in_a_chain():
         plan.choose(x).pass_whole(x, b"abcd")
     assert (caught.value.reason, caught.value.status) == (Reason.BODY_TOO_LARGE, 413)
     assert placed[0].stats_in(Phase.REQUEST_BODY).rejected == 1
+
+
+@pytest.mark.parametrize("mode", ["buffer", "fail"])
+def test_a_choice_that_is_none_fails_closed_or_lets_the_body_pass(mode):
+    for opens in (False, True):
+        x, plan, placed = begun([Scripted("add", mode, 9, False, False, False, False)], [opens], "response-body")
+        if opens:
+            assert plan.choose(x) is None
+        else:
+            with pytest.raises(GatewayError) as caught:
+                plan.choose(x)
+            assert (caught.value.status, caught.value.reason) == (502, Reason.FILTER_FAILED)
+            assert "secret" not in caught.value.message + caught.value.detail
+        assert placed[0].stats_in(Phase.RESPONSE_BODY).failed == 1
+
+
+def test_a_filter_that_answers_a_body_is_counted_so():
+    x, plan, placed = begun(
+        [Scripted("answer", BodyMode.BUFFER, 9, False, False, False, False)], [False], "request-body"
+    )
+    with pytest.raises(FilterAnswered):
+        plan.choose(x).pass_whole(x, b"abc")
+    stats = placed[0].stats_in(Phase.REQUEST_BODY)
+    assert (stats.runs, stats.answered, stats.rejected, stats.failed) == (1, 1, 0, 0)
