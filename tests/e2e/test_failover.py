@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import subprocess
-import sys
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +16,8 @@ from tests.e2e.world import client, read_message
 from tests.support import manifests as m
 from tests.support.fault_server import Fault, FaultServer, expected
 from tests.support.net import free_port
-from tests.support.origins import ai
-from tests.support.origins.server import OriginServer
-from tests.support.pki import Pki
 from tests.support.process import SharedGateway
-from tests.support.waiting import WAIT_S, until, wait_until
+from tests.support.waiting import until, wait_until
 
 NAMES = ("first", "second", "third")
 
@@ -53,38 +47,6 @@ def ask(port: int, body: bytes) -> tuple[int, bytes, bytes]:
         return int(head.split(b" ", 2)[1]), head, answer
 
 
-@pytest.mark.parametrize("fault", [each for each in Fault if each not in (Fault.NONE, Fault.TRUNCATED)])
-def test_every_fault_before_the_first_byte_leads_to_the_next_provider(shared: SharedGateway, fault: Fault):
-    port = free_port()
-    with (
-        FaultServer("first") as first,
-        FaultServer("second") as second,
-        shared.serving(config(port, first, second, firstByte="300ms", attemptsHeader=True)),
-    ):
-        first.says(fault)
-        body = b"x" * 100_000
-        status, head, answer = ask(port, body)
-        assert (status, answer) == (200, expected("second", body))
-        said = re.search(rb'X-Egress-Attempts: "agents/first";outcome=(\S+);ms=\d+, "agents/second";outcome=200', head)
-        assert said is not None, head
-        assert first.seen == {fault: 1}
-        assert second.requests == 1
-
-
-def test_an_answer_that_breaks_off_behind_its_first_byte_is_seen_to_break_off(shared: SharedGateway):
-    port = free_port()
-    with (
-        FaultServer("first") as first,
-        FaultServer("second") as second,
-        shared.serving(config(port, first, second, firstByte="300ms")) as gateway,
-    ):
-        first.says(Fault.TRUNCATED)
-        with pytest.raises((ConnectionError, AssertionError)):  # a reset, so that it does not look whole
-            ask(port, b"x")
-        assert second.requests == 0
-        assert gateway.wait_for_record(reason="upstream_incomplete")["backend"] == "agents/first"
-
-
 def test_a_provider_that_is_down_costs_a_few_attempts_and_serves_again_when_it_is_back(shared: SharedGateway):
     port = free_port()
     with (
@@ -106,39 +68,6 @@ def test_a_provider_that_is_down_costs_a_few_attempts_and_serves_again_when_it_i
             "BackendPutAside on Backend agents/first: upstream_refused: a Failover asks others for 1 s"
             in gateway.stderr
         )
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault.STALL_AFTER_HEAD,
-        *(pytest.param(each, marks=pytest.mark.nightly) for each in (Fault.STALL_BEFORE_HEAD, Fault.THROTTLED)),
-        pytest.param(Fault.OVERLOADED, marks=pytest.mark.nightly),
-    ],
-)
-@pytest.mark.parametrize(("program", "path"), [("openai_chat", "/openai/v1"), ("anthropic_chat", "/anthropic")])
-def test_the_sdks_of_providers_see_nothing_of_it(shared: SharedGateway, program: str, path: str, fault: Fault):
-    """Without retries of their own: a whole answer, and a stream."""
-    pytest.importorskip(program.partition("_")[0])  # of the extra `clients`
-    port = free_port()
-    with (
-        FaultServer("first") as first,
-        OriginServer([ai.routes()], Pki().server_context("127.0.0.1")) as second,
-    ):
-        first.fault = fault
-        objects = config(port, first, firstByte="300ms")
-        objects[-2:-1] = [
-            m.ip_backend("second", second.plain_port, second.address),
-            m.failover("any", "first", "second", firstByte="300ms"),
-        ]
-        with shared.serving(objects) as gateway:
-            script = Path("tests/clients/programs") / f"{program}.py"
-            url = f"http://127.0.0.1:{port}{path}"
-            said = subprocess.run([sys.executable, script, url], capture_output=True, text=True, timeout=WAIT_S)
-            assert said.stdout == "whole: three small words\nstream: three small words\n", said.stderr
-            left = gateway.metric("egress_failovers_total", backend="agents/first")
-            assert 1 <= left <= 2
-            assert first.seen[fault] == left
 
 
 # --- many requests --------------------------------------------------------------------------------------------------

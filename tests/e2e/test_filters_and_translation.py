@@ -139,8 +139,7 @@ class Client:
         return int(status), said
 
 
-@pytest.mark.parametrize("version", ["1.1", "2"])
-@pytest.mark.parametrize("place", ["route", "backend"])
+@pytest.mark.parametrize(("place", "version"), [("route", "1.1"), ("backend", "2")])
 def test_every_filter_holds_whatever_api_the_client_and_the_provider_speak(
     shared: SharedGateway, place: str, version: str
 ):

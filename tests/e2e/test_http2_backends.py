@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from h2.errors import ErrorCodes
 
-from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_head, read_message
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message
 from tests.support import manifests as m
 from tests.support.http2 import Http2Server
 from tests.support.name_server import NameServer
@@ -104,33 +104,6 @@ def test_alpn_decides_where_the_backend_says_http(dns: NameServer, shared: Share
         assert (both.origin.accepted, old.origin.accepted, only.origin.accepted) == (3, 2, 1)
         labels = {"backend": "agents/any", "state": "idle"}
         assert gateway.metric("egress_upstream_connections", **labels) == 1.0
-
-
-def test_an_upgrade_is_asked_for_in_http_1(dns: NameServer, shared: SharedGateway):
-    pki, port = Pki(), free_port()
-    both = AnyHttp(pki, "h2", "http/1.1")
-    with shared.serving(backends(port, dns, pki, any=to("any", "a.test", both, "HTTP"))):
-        with client(port) as sock:
-            assert ask(sock, get("app.test", port, "/any", absolute=False))[1].startswith(b"h2")
-        with client(port) as sock:
-            request = get("app.test", port, "/any", absolute=False)
-            sock.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"))
-            assert read_head(sock).startswith(b"HTTP/1.1 101 ")
-            sock.sendall(b"hello")
-            assert sock.recv(100) == b"hello"
-
-
-def test_a_server_that_wants_http_1_for_a_request_gets_it(dns: NameServer, shared: SharedGateway):
-    pki, port = Pki(), free_port()
-    both = AnyHttp(pki, "h2", "http/1.1")
-    objects = backends(port, dns, pki, any=to("any", "a.test", both, "HTTP"), two=to("two", "b.test", both, "HTTP2"))
-    with shared.serving(objects) as gateway, client(port) as sock:
-        assert ask(sock, get("app.test", port, "/any", absolute=False))[1].startswith(b"h2")
-        for path in ("/any/old", "/any"):
-            got = ask(sock, get("app.test", port, path, absolute=False))
-            assert got == (200, b"HTTP"), got
-        assert ask(sock, get("app.test", port, "/two/old", absolute=False))[0] == 503
-        gateway.wait_for_record(status=503, reason="upstream_reset", backend="agents/two")
 
 
 def test_a_connection_serves_one_name_and_one_trust(dns: NameServer, shared: SharedGateway):
