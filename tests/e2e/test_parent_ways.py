@@ -38,15 +38,12 @@ def objects(port: int, dns: str, parent: dict[str, Any], *backends: Manifest) ->
     ]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_everything_goes_through_a_socks_proxy_but_what_is_listed(
-    workers: int, shared: SharedGateway, two_workers: SharedGateway
-):
-    forward, which = free_port(), {1: shared, 2: two_workers}[workers]
+def test_everything_goes_through_a_socks_proxy_but_what_is_listed(shared: SharedGateway):
+    forward = free_port()
     with NameServer(NAMES) as dns, Origin() as origin, SocksProxy("robot", PASSWORD) as proxy:
         parent = {"name": "one", **LOGIN, "noProxy": [{"hostnames": ["past.test"], "ports": [origin.port]}]}
         made = objects(forward, dns.address, parent, m.backend("one", "one.test", proxy.port, protocol="SOCKS5"))
-        with which.serving(made) as gateway:
+        with shared.serving(made) as gateway:
             with client(forward) as sock:
                 assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
             with client(forward) as sock:
@@ -216,63 +213,3 @@ def test_microsocks(password: str, expected: int, shared: SharedGateway):
                 assert ask(sock, get("127.0.0.1", origin.port))[0] == expected
             with client(forward) as sock:
                 assert tunnel(sock, "127.0.0.1", origin.port) == expected
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_second_of_two_gateways_knows_the_first_and_its_client(
-    workers: int,
-    shared: SharedGateway,
-    second: SharedGateway,
-    two_workers: SharedGateway,
-    second_of_two_workers: SharedGateway,
-):
-    """By a client certificate, and by what the first one has signed."""
-    pki = Pki()
-
-    def shown(name: str, host: str) -> Manifest:
-        leaf = pki.issue(host)
-        return tls_secret(name, chain(leaf), leaf.private_key_pem.bytes())
-
-    forward, between = free_port(), free_port()
-    names = {**NAMES, "gw2.test": ["127.0.0.1"], "api.test": ["127.0.0.1"]}
-    key = m.secret("key", {"key": "0123456789abcdef" * 2})
-    ca = m.config_map("ca", {"ca.crt": pki.ca_pem})
-    with NameServer(names) as dns, Origin() as origin:
-        tls = {
-            "mode": "Mutual",
-            "caBundleRef": [{"kind": "ConfigMap", "name": "ca"}],
-            "clientCertificateRef": {"name": "mine"},
-        }
-        proxy = m.backend("two", "gw2.test", between)
-        proxy["spec"]["destination"]["ports"][0]["tls"] = tls
-        parent = {"name": "two", "identityKeyRef": {"name": "key"}}
-        mine = shown("mine", "edge.test")
-        before = [*objects(forward, dns.address, parent, proxy), key, ca, mine]
-        validation = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "ca"}]}
-        listener = m.forward_listener(between, tls={"certificateRefs": [{"name": "cert"}]})
-        behind = [
-            m.gateway(listener, tls={"frontend": {"default": {"validation": validation}}}),
-            m.policy(
-                ["api.test"],
-                dns=dns.address,
-                cidrs=ALLOW_LOOPBACK,
-                identity={"gateways": {"keyRefs": [{"name": "key"}]}},
-            ),
-            shown("cert", "gw2.test"),
-            key,
-            ca,
-        ]
-        near, far = {1: (shared, second), 2: (two_workers, second_of_two_workers)}[workers]
-        with (
-            far.serving(behind) as other,
-            near.serving(before) as gateway,
-        ):
-            with client(forward) as sock:
-                assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
-            with client(forward) as sock:
-                assert tunnel(sock, "api.test", origin.port) == 200
-            for kind in ("request", "tunnel"):
-                record = other.wait_for_record(kind=kind, status=200)
-                assert (record["origin_client"], record["origin_gateway"]) == ("127.0.0.1", "agents/gw")
-            assert "signed" in gateway.admin(f"/explain?method=CONNECT&url=api.test:{origin.port}")[1]
-            assert "0123456789abcdef" not in gateway.stderr + gateway.admin("/metrics")[1] + str(other.records)

@@ -41,10 +41,7 @@ def tunnel(sock: socket.socket, host: str, port: int) -> int:
     return int(read_message(sock)[0].split(b" ", 2)[1])
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_two_hosts_through_a_proxy_with_a_password_that_changes(
-    workers: int, shared: SharedGateway, two_workers: SharedGateway
-):
+def test_two_hosts_through_a_proxy_with_a_password_that_changes(two_workers: SharedGateway):
     forward = free_port()
     with (
         NameServer({"proxy.corp.test": ["127.0.0.1"]}) as dns,  # and no other: the proxy resolves what it is asked for
@@ -52,7 +49,7 @@ def test_two_hosts_through_a_proxy_with_a_password_that_changes(
         BasicProxy("robot", PASSWORD) as proxy,
     ):
         objects = through(forward, proxy.port, dns.address)
-        with {1: shared, 2: two_workers}[workers].serving(objects) as gateway:
+        with two_workers.serving(objects) as gateway:
             with client(forward) as sock:
                 assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
             with client(forward) as sock:
