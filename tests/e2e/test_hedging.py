@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import socket
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.test_failover import place
 from tests.e2e.test_resilience import Load, Mortal
 from tests.e2e.test_retries import to_pods
-from tests.e2e.world import client, read_message
+from tests.e2e.world import read_message
 from tests.support import manifests as m
-from tests.support.fault_server import Fault, FaultServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import wait_until
 
 REQUESTS = 400
 
@@ -100,69 +96,3 @@ def test_the_slowest_hundredth_of_requests_is_as_slow_as_the_delay_and_the_budge
     assert set(bound.statuses) == {200}
     assert 0 < bound.extra <= len(bound.statuses) * 0.01
     assert bound.hedges["over_budget"] > 0
-
-
-class Hasty(threading.Thread):
-    """A client that asks again and again, and now and then leaves before it is answered. `statuses` of the others."""
-
-    def __init__(self, port: int, seed: int) -> None:
-        super().__init__(daemon=True)
-        self.statuses: list[int] = []
-        self.failures: list[str] = []
-        self._port = port
-        self._random = random.Random(seed)
-        self.start()
-
-    def run(self) -> None:
-        sock = client(self._port)
-        try:
-            for _ in range(150):
-                sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-                if self._random.random() < 0.1:
-                    time.sleep(self._random.random() * 0.06)
-                    sock.close()
-                    sock = client(self._port)
-                else:
-                    self.statuses.append(int(read_message(sock)[0].split(b" ", 2)[1]))
-        except (OSError, AssertionError) as error:
-            self.failures.append(repr(error))
-        finally:
-            sock.close()
-
-
-def test_nothing_is_lost_and_nothing_is_left_where_providers_fail_in_every_way_under_hedged_requests(tmp_path: Path):
-    port, chance = free_port(), random.Random(7)
-    faults = [
-        each for each in Fault if each not in (Fault.NONE, Fault.TRUNCATED, Fault.RESET_AFTER_HEAD, Fault.THROTTLED)
-    ]
-    traffic = {
-        "hedging": {"hedgingDelay": "20ms", "maxAttempts": 3},
-        "retries": {"attempts": 3, "backoff": "1ms", "budget": {"percent": 100, "minPerSecond": 1000}},
-        "healthCheck": {"passive": {"consecutive5XxErrors": 3, "baseEjectionTime": "300ms"}},
-        "circuitBreaker": {"maxParallelRetries": 100},
-        "timeouts": {"backendRequest": "400ms"},
-    }
-    with ExitStack() as stack:
-        servers = [stack.enter_context(FaultServer(name)) for name in ("first", "second", "third")]
-        for server in servers[:2]:  # the third can always be asked
-            server.says(*(chance.choice(faults) if chance.random() < 0.2 else Fault.NONE for _ in range(5000)))
-        objects = [
-            m.gateway(m.http_listener(port)),
-            m.policy(cidrs=["127.0.0.0/8"], traffic=traffic),
-            *map(place, servers),
-            m.failover("any", "first", "second", "third", firstByte="300ms"),
-            m.http_route("route", m.prefix_rule("/", "any")),
-        ]
-        gateway = stack.enter_context(GatewayProcess(tmp_path, objects))
-        clients = [Hasty(port, seed) for seed in range(4)]
-        for each in clients:
-            each.join(WAIT_S)
-        assert [each.failures for each in clients] == [[]] * 4
-        assert {status for each in clients for status in each.statuses} == {200}
-        wait_until(lambda: len(gateway.records) == 600, "all is logged")
-        assert gateway.metric("egress_hedges_total", outcome="won") > 0
-        wait_until(
-            lambda: gateway.metric("egress_upstream_connections", state="active") == 0, "every attempt gives all back"
-        )
-        assert gateway.metric("egress_circuit_breakers_open") == 0
-        assert "internal" not in gateway.stderr
