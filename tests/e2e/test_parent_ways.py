@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki, chain
 from tests.support.process import SharedGateway
-from tests.support.scripted_proxy import BasicProxy, SocksProxy
+from tests.support.scripted_proxy import SocksProxy
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(90)
@@ -59,41 +58,6 @@ def test_everything_goes_through_a_socks_proxy_but_what_is_listed(shared: Shared
                 assert tunnel(sock, "api.test", free_port()) == 503
             assert gateway.wait_for_record(status=503)["reason"] == "upstream_refused"
             assert PASSWORD not in gateway.stderr + str(gateway.records) + gateway.admin("/metrics")[1]
-
-
-def test_a_parent_that_is_gone_costs_no_request_and_is_told_of(shared: SharedGateway):
-    forward, gone = free_port(), free_port()
-    with NameServer(NAMES) as dns, Origin() as origin, BasicProxy("robot", PASSWORD) as proxy:
-        parent = {"name": "one", **LOGIN, "fallbacks": [{"name": "two", **LOGIN}]}
-        backends = m.backend("one", "one.test", gone), m.backend("two", "two.test", proxy.port)
-        with shared.serving(objects(forward, dns.address, parent, *backends)) as gateway:
-            for _ in range(20):
-                with client(forward) as sock:
-                    assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
-                with client(forward) as sock:
-                    assert tunnel(sock, "api.test", origin.port) == 200
-            assert len(proxy.asked) == 40
-
-            def is_explained() -> bool:
-                with client(forward) as sock:
-                    assert tunnel(sock, "api.test", origin.port) == 200
-                found = json.loads(gateway.admin(f"/explain?method=CONNECT&url=api.test:{origin.port}")[1])
-                return set(found["backends"][0].get("parentsAside", ())) == {"agents/one"}
-
-            wait_until(is_explained)
-            wait_until(lambda: "parent proxy agents/one): it is put aside for 1 s" in gateway.stderr)
-            assert gateway.metric("egress_parent_put_aside_total", parent="agents/one", reason="upstream_refused") >= 1
-            with BasicProxy("robot", PASSWORD, port=gone) as back:
-
-                def is_back() -> bool:
-                    with client(forward) as sock:
-                        assert tunnel(sock, "api.test", origin.port) == 200
-                    return bool(back.asked)
-
-                wait_until(is_back)
-                wait_until(lambda: gateway.metric("egress_parent_aside", parent="agents/one") == 0)
-                wait_until(lambda: "ParentReturned" in gateway.admin("/api/v1/namespaces/agents/events")[1])
-                assert "ParentPutAside" in gateway.admin("/api/v1/namespaces/agents/events")[1]
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -140,36 +104,6 @@ def test_two_gateways_that_are_each_others_parents_do_not_go_round(
         assert other.wait_for_record(status=502)["reason"] == "parent_refused"
         other.mark()
         assert len(other.records) == 2
-
-
-@pytest.mark.parametrize("way_back", ["SOCKS5", "HTTP11"])
-def test_gateways_that_are_each_others_parents_by_socks_do_not_go_round(
-    way_back: str, shared: SharedGateway, second: SharedGateway
-):
-    """One such request opened as many connections as both gateways could have."""
-    ports = {"one": free_port(), "two": free_port()}
-
-    def gateway_of(name: str, parent: str, listens: str, asks: str) -> list[Manifest]:
-        upstream = m.backend(parent, f"{parent}.test", ports[parent], protocol=asks)
-        _, *others = objects(ports[name], dns.address, {"name": parent}, upstream)
-        return [m.gateway({"name": "in", "port": ports[name], "protocol": f"egressproxy.io/{listens}"}), *others]
-
-    back = "socks5" if way_back == "SOCKS5" else "forward-proxy"
-    with (
-        NameServer(NAMES) as dns,
-        shared.serving(gateway_of("one", "two", back, "SOCKS5")) as one,
-        second.serving(gateway_of("two", "one", "socks5", way_back)) as two,
-        client(ports["two"]) as sock,
-    ):
-        name = b"api.test"
-        sock.sendall(b"\x05\x01\x00" + b"\x05\x01\x00\x03" + bytes((len(name),)) + name + b"\x01\xbb")
-        assert sock.recv(2) == b"\x05\x00"
-        assert sock.recv(10)[1] in (1, 2)  # general failure, or not allowed
-        two.wait_for_record(status=508, reason="loop_detected")
-        assert one.wait_for_record(status=502)["reason"] == "parent_refused"
-        assert two.wait_for_record(status=502)["reason"] == "parent_refused"
-        two.mark()
-        assert (len(one.records), len(two.records)) == (1, 2)
 
 
 @contextmanager
