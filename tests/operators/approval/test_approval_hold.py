@@ -173,9 +173,9 @@ def test_a_client_that_leaves_takes_its_request_with_it(converse: Start):
 
 
 @pytest.mark.parametrize("request_", [GET, POST, connect("a.example:443")], ids=["head", "body", "tunnel"])
-def test_a_client_that_ends_its_side_while_a_person_is_asked_has_left(converse_on: Start, request_: bytes):
+def test_a_client_that_ends_its_side_while_a_person_is_asked_has_left(converse: Start, request_: bytes):
     extension = {"name": "hold", "type": TYPE, "config": {"timeout": "5m"}}
-    talk = converse_on(forward(identity=KNOWN, extensions=[extension]))
+    talk = converse(forward(identity=KNOWN, extensions=[extension]))
     talk.client >> request_
     assert len(waiting(talk)) == 1
     talk.client.ends()
