@@ -46,7 +46,7 @@ QUICK_MINUTES = 3
 FEWEST_WORKERS, MOST_WORKERS = 2, 8  # much of what is tested are other processes, and waits
 SELECTING = ("keyword", "lf", "failedfirst", "stepwise", "usepdb")
 
-settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("quick", deadline=None, max_examples=15)
 settings.register_profile("pipeline", deadline=None, max_examples=150, derandomize=True)
 settings.load_profile("quick")
 
