@@ -197,8 +197,7 @@ def test_a_redis_is_reached_over_tls_that_is_verified(tmp_path: Path):
             assert 'egress_limit_store_up{filter="limits"} 1' in gateway.admin("/metrics")[1]
 
 
-@pytest.mark.parametrize("store", ["memory", "Redis"])
-def test_clients_that_hang_up_leave_one_record_each_and_no_place_of_two_workers(tmp_path: Path, store: str):
+def test_clients_that_hang_up_leave_one_record_each_and_no_place_of_two_workers(tmp_path: Path):
     port, places, asked = free_port(), 8, threading.Semaphore(0)
     all_are_here = threading.Barrier(places)
     event = b'data: {"choices":[{"index":0,"delta":{"content":"abcdefgh"}}]}\n\n'
@@ -234,13 +233,9 @@ def test_clients_that_hang_up_leave_one_record_each_and_no_place_of_two_workers(
         written = objects(port, origin)[:-1]
         tokens = {"type": "Tokens", "limit": 10**6, "unit": "Day"}
         config: m.Manifest = {"limits": [tokens, {"type": "Concurrency", "limit": places}]}
-        if store == "Redis":
-            redis = stack.enter_context(redis_server())
-            config["store"] = {**redis_store("5s"), "timeout": 5}
-            written += [
-                m.ip_backend("redis", redis.port, protocol="TCP"),
-                m.secret("redis-password", {"token": PASSWORD}),
-            ]
+        redis = stack.enter_context(redis_server())
+        config["store"] = {**redis_store("5s"), "timeout": 5}
+        written += [m.ip_backend("redis", redis.port, protocol="TCP"), m.secret("redis-password", {"token": PASSWORD})]
         audit = {"name": "audit", "type": "egressproxy.io/Audit:v1", "phase": "request-headers", "priority": 0}
         audit["config"] = {"folder": str(tmp_path / "audit")}
         qos = {"name": "qos", "type": "egressproxy.io/QoSController:v1", "phase": "request-headers", "config": config}
