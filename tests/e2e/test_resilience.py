@@ -179,3 +179,16 @@ def test_health_checks_take_a_dead_endpoint_out_before_requests_find_it_and_brin
             wait_until(lambda: gateway.metric("egress_endpoint_health", **healthy) == 1, "it is back")
             with client(port) as sock:
                 assert ask(sock)[0] == 200
+
+
+def test_endpoints_of_the_gateways_zone_are_preferred(tmp_path: Path):
+    port = free_port()
+    with Mortal() as near, Mortal() as far:
+        objects = to_pods(port, near.port, far.port)
+        for each in objects:
+            if each["kind"] == "EndpointSlice":
+                zone = "a" if each["ports"][0]["port"] == near.port else "b"
+                each["endpoints"][0]["hints"] = {"forZones": [{"name": zone}]}
+        with GatewayProcess(tmp_path, objects, arguments=["--zone", "a"]), client(port) as sock:
+            assert {ask(sock)[0] for _ in range(10)} == {200}
+            assert (near.asked, far.asked) == (10, 0)

@@ -143,3 +143,4 @@ def test_a_value_is_believed_once_by_all_workers(tmp_path: Path):
             assert gateway.mark() == 32
             known = [record for record in gateway.records if record["namespace"] == "team"]
             assert len(known) == len(values)
+            assert gateway.metric("egress_forwarded_identities_total", result="repeated") == 32 - len(values)
