@@ -9,8 +9,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.test_retries import ask, to_pods
 from tests.e2e.world import client, read_message
 from tests.support import manifests as m
@@ -118,16 +116,15 @@ def explained(gateway: GatewayProcess, port: int) -> list[dict[str, Any]]:
     return found["backends"][0]["endpoints"]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
 def test_no_request_fails_or_costs_more_than_one_failed_attempt_while_an_endpoint_dies_and_returns(
-    tmp_path: Path, workers: str
+    tmp_path: Path,
 ):
     port = free_port()
     with ExitStack() as stack:
         origins = [stack.enter_context(Mortal()) for _ in range(3)]
         objects = to_pods(port, *(origin.port for origin in origins), retry={"attempts": 1, "backoff": "0s"})
         objects.append(m.policy(traffic={"healthCheck": {"passive": PASSIVE}}))
-        gateway = stack.enter_context(GatewayProcess(tmp_path, objects, arguments=["--workers", workers]))
+        gateway = stack.enter_context(GatewayProcess(tmp_path, objects, arguments=["--workers", "2"]))
         load = Load(port, 4)
         load.wait_for(100)
         mortal = origins[0]
