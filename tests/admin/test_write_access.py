@@ -24,7 +24,17 @@ async def refused(access: WriteAccess, **fields: str) -> int:
     return 0
 
 
-@pytest.mark.parametrize(("fields", "status"), [({}, 0), ({"Origin": "null"}, 403), ({"Via": "1.1 gw"}, 403)])
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({}, 0),
+        ({"Origin": "null"}, 403),
+        *(
+            ({field: "10.0.0.1"}, 403)
+            for field in ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
+        ),
+    ],
+)
 async def test_without_a_token_programs_of_this_machine_write_themselves(fields: dict[str, str], status: int):
     assert await refused(WriteAccess(None), **fields) == status
 

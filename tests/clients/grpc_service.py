@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -213,8 +213,6 @@ class GrpcWorld:
             _route("to-plain", "plain", "open", SERVICE),
             _route("to-tls", "tls", "secure", SERVICE),
             *[_route(f"down-{way}", way, "down", "test.Down") for way in self.ports],
-            _route("weights", "plain", "open", "test.Weights", weight=3, more=[{"name": "down", "port": 80}]),
-            _route("matched", "plain", "open", "test.Matched", headers=[{"name": "x-team", "value": "blue"}]),
             _route("limited", "plain", "open", "test.Limited"),
             m.manifest(f"{m.OURS}/v1alpha1", "EgressPolicy", "limited", "agents", spec=limited),
             _route("flaky-plain", "plain", "open", FLAKY),
@@ -232,11 +230,7 @@ def _service(name: str, port: int, **more: Any) -> list[Manifest]:
     return [m.manifest("v1", "Service", name, "agents", spec={"ports": ports}), piece]
 
 
-def _route(
-    name: str, section: str, backend: str, service: str, weight: int = 1, more: Sequence[Manifest] = (), **match: Any
-) -> Manifest:
-    """`more` backends beside, and what else a match asks for."""
-    backends = [{"name": backend, "port": 80, "weight": weight}, *more]
-    rule = {"matches": [{"method": {"service": service}, **match}], "backendRefs": backends}
+def _route(name: str, section: str, backend: str, service: str) -> Manifest:
+    rule = {"matches": [{"method": {"service": service}}], "backendRefs": [{"name": backend, "port": 80}]}
     spec = {"parentRefs": [{"name": "gw", "sectionName": section}], "rules": [rule]}
     return m.manifest(f"{m.GATEWAY_API}/v1", "GRPCRoute", name, "agents", spec=spec)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -243,23 +242,6 @@ def test_a_server_that_gives_up(calls: Calls):
     call = calls.channel.unary_stream(f"/{SERVICE}/GiveUp")(b"first", timeout=WAIT_S)
     assert next(call) == b"first"
     assert calls.error(lambda: next(call)).code() is calls.codes.CANCELLED
-
-
-def test_backends_have_their_shares(grpc_world: GrpcWorld):
-    calls = Calls(grpc_world, "plain")
-    method = calls.channel.unary_unary("/test.Weights/Any")
-    found = Counter(calls.error(lambda: method(b"", timeout=WAIT_S)).code().name for _ in range(100))
-    assert set(found) == {"UNIMPLEMENTED", "UNAVAILABLE"}
-    assert abs(found["UNIMPLEMENTED"] - 75) <= 2
-
-
-@pytest.mark.parametrize(("team", "details"), [("blue", "Method not found!"), ("red", "no_route: ")])
-def test_metadata_chooses_a_rule(grpc_world: GrpcWorld, team: str, details: str):
-    calls = Calls(grpc_world, "plain")
-    method = calls.channel.unary_unary("/test.Matched/Any")
-    error = calls.error(lambda: method(b"", timeout=WAIT_S, metadata=(("x-team", team),)))
-    assert error.code() is calls.codes.UNIMPLEMENTED
-    assert error.details().startswith(details)
 
 
 def test_a_stream_survives_a_reload(calls: Calls):

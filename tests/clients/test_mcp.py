@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.clients.test_table import PROGRAMS
 from tests.e2e.test_mcp import accepts, to_tools
@@ -99,41 +98,6 @@ def test_sessions_tools_progress_and_resumption(tmp_path: Path, servers: dict[st
         assert (record["mcp_method"], record["status"], record["path"]) == ("tools/call", 200, "/tools")
         ended = gateway.wait_for_record(method="DELETE")
         assert (ended["status"], ended["backend"]) == (200, "agents/tools")
-
-
-def test_a_tool_policy_shortens_the_list_and_answers_calls_in_json_rpc(tmp_path: Path, servers: dict[str, int]):
-    """The SDK shows our message, and the session goes on."""
-    gateway, url = serving(tmp_path, servers, version="2025-11-25")
-    tools = {
-        "deny": [{"names": ["interrupted"]}],
-        "allow": [
-            {"names": ["whoami", "interrupted"]},
-            {"names": ["count"], "arguments": [{"path": "upto", "max": 10}]},
-        ],
-    }
-    extension = {
-        "name": "tools", "type": "egressproxy.io/ToolPolicy:v1", "phase": "request-headers", "config": {"tools": tools},
-    }  # fmt: skip
-    text = (gateway.config / "manifests.yaml").read_text()
-    gateway.replace([*yaml.safe_load_all(text), m.policy(extensions=[extension])])
-    with gateway:
-        program = [PYTHON, str(PROGRAMS / "mcp_denied.py"), url]
-        environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-        done = subprocess.run(program, capture_output=True, timeout=WAIT_S, check=False, env=environment)
-        assert done.returncode == 0, done.stderr.decode()
-        seen = json.loads(done.stdout)
-        assert seen["tools"] == ["count", "whoami"]
-        assert seen["denied"][0] == seen["too far"][0] == -32602
-        assert "filter tools: tool 'interrupted' is not allowed" in seen["denied"][1]
-        assert "tool 'count' is not allowed with these arguments" in seen["too far"][1]
-        assert seen["counted"].endswith("counted to 5")
-        assert seen["whoami"] in servers
-        record = gateway.wait_for_record(mcp_tool="interrupted")
-        assert (record["status"], record["reason"], record["rule"]) == (
-            200, "filter_rejected", "EgressPolicy agents/default",
-        )  # fmt: skip
-        assert gateway.metric("egress_tool_denials_total", kind="tool", action="denied") == 2
-        assert gateway.metric("egress_tool_denials_total", kind="tool", action="withheld") == 3
 
 
 class Balancer:

@@ -5,7 +5,6 @@ One table of exchanges is played through both.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import http.client
 import json
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from tests.clients.envoy import PROCESSING_MODE, EnvoyProcess, envoy_program
 from tests.support import manifests as m
@@ -32,7 +30,6 @@ from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
 
 HOST = "api.origin.test"
-KEY = "sk-test-of-the-injector"
 
 FILTERS = '''
 from egressproxy.filters import Filter
@@ -70,40 +67,6 @@ class Whole(Filter):
         x.response.fields.set(b"x-seen", b"%d" % len(data))
         return data + b"!"
 '''
-NOTES = '''
-from egressproxy.filters import Filter
-
-
-class Notes(Filter):
-    """What is noted in a request is there in its response."""
-
-    def request_headers(self, x):
-        x.note("mine", x.request.fields.get(b"x-mark") or b"none")
-
-    def response_headers(self, x):
-        x.response.fields.set(b"x-mark", x.notes["mine"])
-
-'''
-HEADS = '''
-import asyncio
-
-from egressproxy.filters import Filter, LocalResponse
-
-
-class Heads(Filter):
-    """Answers, fails and waits."""
-
-    async def request_headers(self, x):
-        await asyncio.sleep(0)
-        if x.request.path == b"/answer":
-            return LocalResponse(203, ((b"X-Own", b"1"), (b"X-Own", b"2"), (b"Content-Type", b"text/css")), b"own")
-        if x.request.path == b"/fail":
-            raise RuntimeError("sk-secret")
-
-    def response_headers(self, x):
-        x.response.fields.set(b"x-heads", b"seen")
-'''
-
 SIGNED = '''
 import hashlib
 
@@ -120,41 +83,7 @@ class Signed(Filter):
         x.request.fields.set(b"x-signature", hashlib.sha256(x.body).hexdigest().encode())
         x.request.fields.set(b"x-origin", b"%s:%d" % (x.backend_origin.host.encode(), x.backend_origin.port))
 '''
-CHOSEN = '''
-from egressproxy.filters import Filter
-
-
-class Chosen(Filter):
-    """Excludes the one backend that there is."""
-
-    def request_headers(self, x):
-        x.exclude_backend("agents/chosen")
-        x.exclude_backend("agents/v1")
-'''
-
-
-FILES = {"upper": FILTERS, "whole": WHOLE, "notes": NOTES, "heads": HEADS, "signed": SIGNED, "chosen": CHOSEN}
-
-
-async def completion(request: web.Request) -> web.StreamResponse:
-    """A stream that says the last message, in pieces, and calls the tool that the request names in `user`."""
-    asked = await request.json()
-    said = asked["messages"][-1]["content"]
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    deltas: list[dict[str, Any]] = [{"content": said[n : n + 3]} for n in range(0, len(said), 3)]
-    if name := asked.get("user"):
-        deltas.append({"tool_calls": [{"index": 0, "id": "1", "function": {"name": name, "arguments": "{}"}}]})
-    for delta in deltas:
-        event = {"model": "m", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-        await response.write(b"data: %b\n\n" % json.dumps(event).encode())
-        await asyncio.sleep(0.001)
-    end = {"model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    await response.write(b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(end).encode())
-    return response
-
-
-AI_ROUTES = [web.post("/chat/completions", completion)]
+FILES = {"upper": FILTERS, "whole": WHOLE, "signed": SIGNED}
 
 
 def extension(name: str, kind: str, phase: str, **config: Any) -> dict[str, Any]:
@@ -170,10 +99,6 @@ def backend(name: str, port: int, *extensions: dict[str, Any]) -> m.Manifest:
 
 
 def configuration(port: int, origin: OriginServer) -> list[m.Manifest]:
-    key = extension(
-        "key", "CredentialInjector", "backend-request",
-        secretRef={"name": "key", "key": "token"}, allowPlaintext=True, scrubResponses=True,
-    )  # fmt: skip
     heads = extension(
         "heads", "HeaderPolicy", "request-headers",
         request={"set": [{"name": "X-Team", "value": "blue"}], "remove": ["X-Debug"]},
@@ -183,14 +108,8 @@ def configuration(port: int, origin: OriginServer) -> list[m.Manifest]:
     rules = {
         "/plain": backend("plain", at),
         "/policy": backend("policy", at, heads),
-        "/key": backend("key", at, key),
-        "/limited": backend(
-            "limited", at, extension("rate", "RequestRateLimit", "backend-request", limit=2, window=3600)
-        ),
-        "/heads": backend("heads", at),
         "/upper": backend("upper", at),
         "/whole": backend("whole", at),
-        "/notes": backend("notes", at),
         "/small": backend("small", at),
         "/signed": backend("signed", at, python("signed", "signed.py", "backend-request")),
         "/leg": backend(
@@ -199,36 +118,17 @@ def configuration(port: int, origin: OriginServer) -> list[m.Manifest]:
         "/wholeleg": backend(
             "wholeleg", at, python("leg", "whole.py", "request-body"), python("signed", "signed.py", "backend-request")
         ),
-        "/chosen": backend("chosen", at),
-        "/v1/tools": backend("tools", at),
-        "/v1/pii": backend("pii", at),
-        "/v1": backend("v1", at),
     }
     own: dict[str, list[dict[str, Any]]] = {
         "/upper": [python("upper", "upper.py", "request-body"), python("upper-back", "upper.py", "response-body")],
         "/whole": [python("whole", "whole.py", "request-body"), python("whole-back", "whole.py", "response-body")],
-        "/notes": [
-            python("notes", "notes.py", "request-headers"),
-            python("notes-back", "notes.py", "response-headers"),
-        ],
-        "/heads": [
-            python("heads", "heads.py", "request-headers"),
-            python("heads-back", "heads.py", "response-headers"),
-        ],
         "/leg": [python("mark", "whole.py", "response-body")],
-        "/v1/tools": [extension("tools", "ToolPolicy", "request-headers", tools={"allow": [{"names": ["search"]}]})],
-        "/v1/pii": [
-            extension("pii", "PIIDetector", "request-headers", entities=[{"name": "EMAIL", "action": "Placeholder"}]),
-        ],
-        "/chosen": [python("chosen", "chosen.py", "request-headers")],
-        "/v1": [python("chosen", "chosen.py", "request-headers")],
         "/small": [extension("small", "BodyLimit", "request-headers", maxBytes=10)],
     }
     allowed = m.policy(cidrs=[f"{origin.address}/32"])
     allowed["spec"]["dns"] = {"hosts": {HOST: [origin.address]}}
     made = [
         m.gateway(m.http_listener(port)),
-        m.secret("key", {"token": KEY}),
         allowed,
         *rules.values(),
     ]
@@ -283,7 +183,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Way]]:
         pytest.skip(message)
     folder = tmp_path_factory.mktemp("serve-filters")
     pki = Pki()
-    with OriginServer([basic.routes(), AI_ROUTES], pki.server_context(HOST)) as origin:
+    with OriginServer([basic.routes()], pki.server_context(HOST)) as origin:
         port = free_port()
         sock = folder / "f.sock"
         served, direct = (
@@ -319,24 +219,6 @@ def test_a_header_policy(way: Way):
 
 def test_a_path_is_rewritten(way: Way):
     assert json.loads(way.ask("GET", "/plain/headers?a=1").body)["target"] == "/headers?a=1"
-
-
-def test_a_key_is_added_and_scrubbed(way: Way):
-    answer = way.ask("GET", "/key/headers", Authorization="Bearer of-the-client")
-    assert answer.seen is not None
-    assert answer.seen.get("authorization") == [f"Bearer {KEY}"]
-    assert KEY.encode() not in answer.body
-    assert b"of-the-client" not in answer.body
-
-
-def test_a_limit_answers_429(way: Way):
-    answers = [way.ask("GET", "/limited/hello") for _ in range(3)]
-    assert [answer.status for answer in answers] == [200, 200, 429]
-    refused = answers[2]
-    assert json.loads(refused.body)["error"]["reason"] == "request_rate"
-    assert int(refused.fields["retry-after"]) > 0
-    assert refused.fields["content-type"] == "application/json"
-    assert refused.fields["proxy-status"].startswith("egressproxy; error=http_request_denied")
 
 
 def test_a_streamed_body_is_changed_both_ways(way: Way):
@@ -391,24 +273,6 @@ def test_a_body_of_no_announced_length_is_too_long(way: Way):
     connection.request("POST", "/small/echo", iter([b"12345678", b"90123"]), {"Host": HOST}, encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
-
-
-def test_what_is_noted_stays(way: Way):
-    assert way.ask("GET", "/notes/hello", X_Mark="seven").fields["x-mark"] == "seven"
-
-
-def test_a_filter_answers(way: Way):
-    answer = way.ask("GET", "/heads/answer")
-    assert (answer.status, answer.body) == (203, b"own")
-    assert answer.fields["content-type"] == "text/css"
-    assert answer.fields["x-heads"] == "seen"
-
-
-def test_a_filter_fails_closed(way: Way):
-    answer = way.ask("GET", "/heads/fail")
-    assert answer.status == 502
-    assert answer.seen is None
-    assert b"sk-secret" not in answer.body
 
 
 def test_no_rule(way: Way):
@@ -537,18 +401,6 @@ def test_a_signature_covers_the_body(way: Way):
     assert way.ask("POST", "/signed/headers", b"x" * 101).status == 413
 
 
-def test_every_backend_is_excluded(way: Way):
-    answer = way.ask("GET", "/chosen/hello")
-    assert (answer.status, answer.seen) == (403, None)
-    assert json.loads(answer.body)["error"]["reason"] == "filter_rejected"
-
-
-def test_a_denial_has_the_shape_of_the_provider(way: Way):
-    answer = way.ask("POST", "/v1/chat/completions", b"{}", Content_Type="application/json")
-    assert answer.status == 403
-    assert json.loads(answer.body)["error"]["code"] == "filter_rejected"
-
-
 def test_body_filters_of_a_backend_run_on_its_own_leg(way: Way):
     """Before those of the rule for a response; and a signature covers what they return."""
     assert way.ask("POST", "/leg/echo", b"abc" * 50_000).body == b"ABC" * 50_000 + b"!"
@@ -574,19 +426,3 @@ def chat(way: Way, path: str, said: str, **more: Any) -> tuple[str, bytes]:
     events = [line[6:] for line in answer.body.split(b"\n\n") if line.startswith(b"data: {")]
     choices = [choice for event in events for choice in json.loads(event).get("choices", [])]
     return "".join(choice["delta"].get("content", "") for choice in choices), answer.body
-
-
-def test_placeholders_come_back_in_a_stream(way: Way):
-    said, _ = chat(way, "/v1/pii/chat/completions", "write to ada@example.org, please")
-    assert said == "write to ada@example.org, please"
-
-
-def test_a_call_of_a_tool_ends_a_stream_with_an_event(way: Way):
-    said, _ = chat(way, "/v1/tools/chat/completions", "well", user="search")
-    assert said == "well"
-    said, body = chat(way, "/v1/tools/chat/completions", "well", user="delete")
-    assert said == "well"
-    assert b"delete" not in body.partition(b'"error"')[0]
-    last = json.loads(body.rstrip().rpartition(b"data: ")[2])
-    assert last["error"]["code"] == "filter_rejected"
-    assert "'delete'" in last["error"]["message"]

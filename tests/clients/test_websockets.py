@@ -27,8 +27,6 @@ if os.environ.get("EGRESSPROXY_CLIENTS") != "required":
     pytest.importorskip("wsproto")
 
 from websockets.asyncio.client import connect as connect_async
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import connect
 from wsproto.events import BytesMessage, Ping, Pong, TextMessage
 
 from tests.clients.websocket_ends import (
@@ -209,37 +207,11 @@ def test_wsproto_says_everything_that_a_websocket_may(sockets: WebSocketWorld, w
     other.wire.close()
 
 
-@pytest.mark.parametrize(("way", "server"), [("CONNECT", "websockets"), *(("reverse", name) for name in SERVERS)])
-def test_websockets_says_everything_that_a_websocket_may(sockets: WebSocketWorld, way: str, server: str):
-    url, proxy = sockets.url(way, server)
-    with connect(url, proxy=proxy, subprotocols=["chat"], max_size=None, open_timeout=WAIT_S) as one:  # type: ignore[list-item]
-        assert one.subprotocol == "chat"
-        one.send("a text")
-        assert one.recv(WAIT_S) == "a text"
-        one.send(["three ", "small ", "words"])
-        assert one.recv(WAIT_S) == "three small words"
-        assert one.ping().wait(WAIT_S)
-        one.send(BIG)
-        assert one.recv(WAIT_S) == BIG
-        one.send("close")
-        with pytest.raises(ConnectionClosed):
-            one.recv(WAIT_S)
-        assert (one.close_code, one.close_reason) == (4002, "as you like")
-
-
 @pytest.mark.parametrize(("way", "server"), WAYS)
 def test_a_refusal_and_its_body_come_as_they_are(sockets: WebSocketWorld, way: str, server: str):
     one = sockets.open(way, server, "/refused")
     assert one.refusal == (403, REFUSAL)
     one.wire.close()
-
-
-def test_websockets_is_told_of_a_refusal(sockets: WebSocketWorld):
-    url, _ = sockets.url("reverse", "h2", "/refused")
-    with pytest.raises(InvalidStatus) as refused:
-        connect(url, proxy=None, open_timeout=WAIT_S)
-    assert refused.value.response.status_code == 403
-    assert refused.value.response.body == REFUSAL
 
 
 @pytest.mark.parametrize(("way", "server"), HALF_OPEN)

@@ -164,18 +164,26 @@ RAW_CONFIG = """
         name: models-api-key
         namespace: platform-keys
 """
-#: The draft of the GEP: TLS and protocol below fqdn, ports with name and port.
-DRAFT = f"""
+
+
+def backend(spec: str) -> str:
+    """What the drafts and GEPs have."""
+    return f"""
 apiVersion: {PROPOSAL}
 kind: Backend
 metadata:
   name: models-api
 spec:
-  destination:
+{spec}"""
+
+
+FQDN = f"""  destination:
     type: FQDN
     fqdn:
       hostname: {HOST}
-      tls:
+"""
+#: The draft of the GEP: TLS and protocol below fqdn, ports with name and port.
+DRAFT = backend(f"""{FQDN}      tls:
         serverName: {HOST}
         clientCertificate:
           secretRef:
@@ -185,18 +193,8 @@ spec:
     - name: https
       port: 443
       protocol: HTTPS
-"""
-DRAFT_EXTENSIONS = f"""
-apiVersion: {PROPOSAL}
-kind: Backend
-metadata:
-  name: models-api
-spec:
-  destination:
-    type: FQDN
-    fqdn:
-      hostname: {HOST}
-  extensions:
+""")
+DRAFT_EXTENSIONS = backend(f"""{FQDN}  extensions:
   - type: "vendor.example/connection-pool"
     config:
       maxConnections: 100
@@ -204,46 +202,20 @@ spec:
   - type: "vendor.example/circuit-breaker"
     config:
       failureThreshold: 5
-"""
-DRAFT_FILTERS = f"""
-apiVersion: {PROPOSAL}
-kind: Backend
-metadata:
-  name: models-api
-spec:
-  destination:
-    type: FQDN
-    fqdn:
-      hostname: {HOST}
-  filters:
+""")
+DRAFT_FILTERS = backend(f"""{FQDN}  filters:
   - type: ExtensionRef
     extensionRef:
       name: connection-pool
       kind: ConnectionPoolPolicy
-"""
-DRAFT_PROTOCOL = f"""
-apiVersion: {PROPOSAL}
-kind: Backend
-metadata:
-  name: models-api
-spec:
-  destination:
-    type: FQDN
-    fqdn:
-      hostname: {HOST}
-      protocol:
+""")
+DRAFT_PROTOCOL = backend(f"""{FQDN}      protocol:
         type: "vendor.example/their-api"
         options:
           version: "2023-06-01"
           streaming: "true"
-"""
-GEP_4894 = f"""
-apiVersion: {PROPOSAL}
-kind: Backend
-metadata:
-  name: models-api
-spec:
-  type: ExternalHostname
+""")
+GEP_4894 = backend(f"""  type: ExternalHostname
   externalHostname:
     hostname: {HOST}
   tls:
@@ -251,33 +223,17 @@ spec:
     clientCertificateRef:
       name: egress-client-cert
   port: 443
-"""
-GEP_4894_SELECTOR = f"""
-apiVersion: {PROPOSAL}
-kind: Backend
-metadata:
-  name: models-api
-spec:
-  type: EndpointSelector
+""")
+GEP_4894_SELECTOR = backend("""  type: EndpointSelector
   endpointSelector:
     selectorRef:
       name: my-service
   port: 8080
   tls:
     mode: ServerOnly
-"""
+""")
 #: An earlier draft of it: the validation of BackendTLSPolicy in the tls of a port, and endpoints by a selector.
-GEP_4488 = f"""
-apiVersion: {PROPOSAL}
-kind: Backend
-metadata:
-  name: models-api
-spec:
-  destination:
-    type: FQDN
-    fqdn:
-      hostname: {HOST}
-    ports:
+GEP_4488 = backend(f"""{FQDN}    ports:
     - number: 443
       protocol: HTTP
       tls:
@@ -290,14 +246,8 @@ spec:
           - group: ""
             kind: ConfigMap
             name: vendor-ca
-"""
-GEP_4488_SELECTOR = f"""
-apiVersion: {PROPOSAL}
-kind: Backend
-metadata:
-  name: models-api
-spec:
-  destination:
+""")
+GEP_4488_SELECTOR = backend("""  destination:
     type: EndpointSelector
     endpointSelector:
       selectorRef:
@@ -305,7 +255,7 @@ spec:
     ports:
     - number: 8080
       protocol: HTTP
-"""
+""")
 INSECURE = (("Insecure", "True"),)
 
 

@@ -25,11 +25,6 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedGate
     yield from _gateway(tmp_path_factory, "--workers", "2")
 
 
-@pytest.fixture(scope="module")
-def second_of_two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedGateway]:
-    yield from _gateway(tmp_path_factory, "--workers", "2")
-
-
 def _gateway(folders: pytest.TempPathFactory, *arguments: str) -> Iterator[SharedGateway]:
     gateway = SharedGateway(folders.mktemp("shared") / "gw", *arguments)
     yield gateway

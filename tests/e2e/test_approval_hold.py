@@ -6,11 +6,8 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-
-import pytest
 
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_head, read_message
 from tests.support import manifests as m
@@ -64,77 +61,6 @@ def test_a_person_decides_about_what_waits_in_any_worker(tmp_path: Path):
             assert (record["approval"]["outcome"], record["approval"]["by"]) == ("denied", "alice")
             wait_until(lambda: len(told) == 2)
             assert json.loads(told[0])["type"] == "egress.approval.requested"
-
-
-def redirects(sock: socket.socket) -> None:
-    read_message(sock)
-    sock.sendall(b"HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n")
-
-
-def fails(sock: socket.socket) -> None:
-    read_message(sock)
-    sock.sendall(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-
-
-def floods(sock: socket.socket) -> None:
-    """It says 200, and an answer that nobody should keep."""
-    read_message(sock)
-    sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
-    for _ in range(1000):
-        sock.sendall(b"x" * 65536)
-
-
-def hangs(sock: socket.socket) -> None:
-    read_message(sock)
-    sock.recv(1)  # until the gateway gives up
-
-
-def breaks_off(sock: socket.socket) -> None:
-    read_message(sock)
-
-
-@pytest.mark.parametrize(
-    ("webhook", "words"),
-    [
-        (redirects, "status 307"), (fails, "status 500"), (floods, "was not told"), (hangs, "was not told"),
-        (breaks_off, "was not told"),
-    ],
-    ids=["redirects", "fails", "floods", "hangs", "breaks off"],
-)  # fmt: skip
-def test_where_the_webhook_fails_the_request_waits_all_the_same_and_an_event_tells_of_it(
-    tmp_path: Path, webhook: Callable[[socket.socket], None], words: str
-):
-    port, told = free_port(), list[bytes]()
-
-    def serve(sock: socket.socket) -> None:
-        head = sock.recv(65536, socket.MSG_PEEK)
-        told.append(head)
-        webhook(sock)
-
-    with NameServer({"*": ["127.0.0.1"]}) as dns, Origin() as origin, Origin(serve) as hook:
-        ref = {"group": "egressproxy.io", "kind": "Backend", "name": "hook"}
-        config = {"webhook": ref, "webhookPath": "/teams/a?room=on-call", "timeout": "2m"}
-        extension = {"name": "hold", "type": "egressproxy.io/ApprovalHold:v1", "config": config}
-        objects = [
-            m.gateway(m.forward_listener(port)),
-            m.ip_backend("hook", hook.port),
-            m.policy(("origin.test",), dns=dns.address, cidrs=ALLOW_LOOPBACK, extensions=[extension]),
-        ]
-        with GatewayProcess(tmp_path, objects) as gateway, client(port) as sock:
-            sock.sendall(get("origin.test", origin.port))
-            wait_until(lambda: told)
-            assert told[0].startswith(b"POST /teams/a?room=on-call HTTP/1.1\r\n")
-            wait_until(lambda: "ApprovalWebhookFailed" in gateway.admin("/apis/events.k8s.io/v1/events")[1])
-            events = json.loads(gateway.admin("/apis/events.k8s.io/v1/events")[1])["items"]
-            (note,) = {each["note"] for each in events if each["reason"] == "ApprovalWebhookFailed"}
-            assert words in note
-            (hold,) = json.loads(command(gateway, "list", "-o", "json")[1])["holds"]
-            assert origin.accepted == 0
-            assert command(gateway, "approve", hold["id"], "--by", "alice", "--why", "told by telephone")[0] == 0
-            assert b" 200 " in read_head(sock)
-            approval = gateway.wait_for_record(status=200)["approval"]
-            assert (approval["by"], approval["why"]) == ("alice", "told by telephone")
-            assert len(told) == 1
 
 
 def test_who_waits_when_the_process_stops_is_told_to_ask_again(tmp_path: Path):

@@ -30,15 +30,12 @@ def environment(tmp_path: Path, how: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(package.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_gateway_serves_and_warns_once_of_the_cause(
-    workers: int, how: str, tmp_path: Path, environment: dict[str, str]
-):
+def test_the_gateway_serves_and_warns_once_of_the_cause(how: str, tmp_path: Path, environment: dict[str, str]):
     forward = free_port()
     with NameServer({"*": ["127.0.0.1"]}) as dns, Origin() as origin:
         policy = m.policy(["a.test"], dns=dns.address, cidrs=ALLOW_LOOPBACK)
         objects = [m.gateway(m.forward_listener(forward)), policy]
-        arguments = ["--workers", str(workers)]
+        arguments = ["--workers", "2"]
         with GatewayProcess(tmp_path / "gw", objects, arguments=arguments, environment=environment) as gateway:
             gateway.wait_for_diagnostics("event loop: asyncio")
             with client(forward) as sock:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,7 @@ from tests.e2e.world import Origin, client, read_message
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
-from tests.support.waiting import WAIT_S, wait_until
-
-BODY = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
-STREAM = b'data: {"choices": [{"delta": {"content": "%d"}}]}\n\ndata: [DONE]\n\n'
-
-
-def ask(port: int, key: str = "a", lane: str = "", content: str = "hi") -> tuple[bytes, bytes]:
-    body = BODY.replace(b'"hi"', json.dumps(content).encode())
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: ai.test\r\nAuthorization: Bearer {key}\r\nX-Lane: {lane}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    with client(port) as sock:
-        sock.sendall(head.encode() + body)
-        head_bytes, body = read_message(sock)
-        return head_bytes.lower(), body
+from tests.support.waiting import wait_until
 
 
 def policy(**config: Any) -> m.Manifest:
@@ -47,84 +31,6 @@ def policy(**config: Any) -> m.Manifest:
             "extensions": [extension],
         },
     }
-
-
-def test_what_is_asked_twice_is_answered_once_for_each_client_and_rule(tmp_path: Path):
-    port, asked = free_port(), list[bytes]()
-
-    def serve(sock: socket.socket) -> None:
-        asked.append(read_message(sock)[0])
-        body = STREAM % len(asked)
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
-        sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-
-    with Origin(serve) as origin:
-        here = m.ip_backend("here", origin.port)
-        lane: dict[str, Any] = m.prefix_rule("/", "here")
-        lane["matches"][0]["headers"] = [{"name": "X-Lane", "value": "fast"}]
-        objects = [
-            m.gateway(m.http_listener(port)),
-            here,
-            m.http_route("here", lane, m.prefix_rule("/", "here"), section="http"),
-            policy(),
-        ]
-        with GatewayProcess(tmp_path, objects) as gateway:
-            head, body = ask(port)
-            assert body == STREAM % 1
-            assert b"\r\ncache-status: egressproxy; fwd=miss\r\n" in head
-            head, body = ask(port)
-            assert body == STREAM % 1
-            assert b"\r\ncache-status: egressproxy; hit; ttl=" in head
-            assert b"\r\ncontent-type: text/event-stream\r\n" in head
-            assert head.count(b"\r\ndate:") == head.count(b"\r\nage:") == 1
-            assert ask(port, "b")[1] == STREAM % 2
-            assert ask(port, lane="fast")[1] == STREAM % 3
-            assert ask(port, lane="fast")[1] == STREAM % 3
-            assert len(asked) == 3
-            wait_until(lambda: len(gateway.records) == 5, "every request has its line")
-            assert [each["cache"] for each in gateway.records] == ["miss", "hit", "miss", "miss", "hit"]
-            assert gateway.metric("egress_cache_requests_total", outcome="hit") == 2
-            assert gateway.metric("egress_cache_entries") == 3
-
-            os.kill(gateway.pid, signal.SIGHUP)  # as POST /reload does
-            gateway.wait_for_metric("egress_config_generation", 2)
-            assert ask(port)[1] == STREAM % 4
-
-
-def test_a_question_of_like_meaning_gets_the_answer_that_is_known(tmp_path: Path):
-    port, asked, embedded = free_port(), list[bytes](), list[bytes]()
-
-    def serve(sock: socket.socket) -> None:
-        asked.append(read_message(sock)[0])
-        body = STREAM % len(asked)
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-        sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-
-    def embed(sock: socket.socket) -> None:
-        embedded.append(read_message(sock)[1])
-        vector = [0, 1] if b"bye" in embedded[-1] else [1, len(embedded) / 100]
-        body = json.dumps({"data": [{"embedding": vector}]}).encode()
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-        sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-
-    with Origin(serve) as origin, Origin(embed) as embeddings:
-        ref = {"group": "egressproxy.io", "kind": "Backend", "name": "embeddings"}
-        objects = [
-            m.gateway(m.http_listener(port)),
-            m.ip_backend("here", origin.port),
-            m.ip_backend("embeddings", embeddings.port),
-            m.http_route("here", m.prefix_rule("/", "here"), section="http"),
-            policy(semantic={"backendRef": ref, "model": "small", "threshold": 0.95}),
-        ]
-        with GatewayProcess(tmp_path, objects):
-            assert ask(port)[1] == STREAM % 1
-            head, body = ask(port, content="hello")
-            assert body == STREAM % 1
-            assert b"; detail=like\r\n" in head
-            assert ask(port, content="bye")[1] == STREAM % 2
-            assert [json.loads(each) for each in embedded] == [
-                {"model": "small", "input": text} for text in ("hi", "hello", "bye")
-            ]
 
 
 def cli(gateway: GatewayProcess, *arguments: str, status: int = 0) -> dict[str, Any]:
@@ -205,34 +111,3 @@ def test_a_purge_takes_answers_out_of_the_caches_of_all_workers(tmp_path: Path, 
             os.kill(gateway.pid, signal.SIGHUP)
             gateway.wait_for_metric("egress_config_generation", 2)
             wait_until(lambda: cli(gateway, "show")["entries"] == 0)  # nobody finds what was kept before
-
-
-def test_an_answer_that_is_on_its_way_when_a_purge_comes_is_not_kept(tmp_path: Path):
-    port, arrived, go = free_port(), threading.Event(), threading.Event()
-    asked = list[bytes]()
-
-    def serve(sock: socket.socket) -> None:
-        asked.append(read_message(sock)[0])
-        arrived.set()
-        go.wait(WAIT_S)
-        sock.sendall(b"HTTP/1.1 200 OK\r\nCache-Control: public, max-age=600\r\nContent-Length: 2\r\n\r\nok")
-
-    head = b"GET /a HTTP/1.1\r\nHost: ai.test\r\nX-Api-Key: k\r\nConnection: close\r\n\r\n"
-    with Origin(serve) as origin:
-        objects = [
-            m.gateway(m.http_listener(port)),
-            m.ip_backend("here", origin.port),
-            m.http_route("here", m.prefix_rule("/", "here"), section="http"),
-            policy(),
-        ]
-        with GatewayProcess(tmp_path, objects) as gateway, client(port) as sock:
-            sock.sendall(head)
-            assert arrived.wait(WAIT_S)
-            assert cli(gateway, "purge", "--all")["purged"] == 0
-            go.set()
-            assert read_message(sock)[1] == b"ok"
-            for expected in (b"; fwd=miss", b"; hit;"):
-                with client(port) as another:
-                    another.sendall(head)
-                    assert expected in read_message(another)[0]
-            assert len(asked) == 2

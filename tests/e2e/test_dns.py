@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 
@@ -16,7 +15,6 @@ from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki
 from tests.support.process import SharedGateway
-from tests.support.tokens import TokenIssuer
 from tests.support.waiting import wait_until
 
 DENY = [{"hostnames": ["evil.test", "*.bad.test"]}]
@@ -65,18 +63,6 @@ def test_a_name_that_leads_to_a_denied_one_is_denied_on_every_way(shared: Shared
             assert ask(sock, get("cdn.test", origin.port))[0] == 200
         record = gateway.wait_for_record(authority=f"far.test:{origin.port}")
         assert "evil.test" in record["detail"]
-
-
-def test_mode_report_lets_it_pass_and_notes_it(shared: SharedGateway, names: NameServer):
-    port, reverse = free_port(), free_port()
-    with (
-        Origin() as origin,
-        shared.serving(objects(port, reverse, names, origin.port, mode="Report")) as gateway,
-        client(port) as sock,
-    ):
-        assert ask(sock, get("far.test", origin.port))[0] == 200
-        record = gateway.wait_for_record(status=200)
-        assert "resolved_denied" in record["would_deny"]
 
 
 # --- reverseCheck ------------------------------------------------------------------------------------------------
@@ -161,29 +147,6 @@ def test_an_address_whose_names_do_not_agree_is_not_dialled(shared: SharedGatewa
         assert gateway.metric("egress_dns_reverse_checks_total", result="differs") >= 3
 
 
-def test_mode_report_of_the_check_dials_at_once_and_counts(shared: SharedGateway, reversing: NameServer):
-    port = free_port()
-    gate = asyncio.Event()
-    reversing.zone["4.0.0.127.in-addr.arpa"].gate = gate
-    try:
-        with (
-            origins() as (origin, _),
-            shared.serving(reverse_checked(port, reversing, "Report")) as gateway,
-            client(port) as sock,
-        ):
-            assert ask(sock, get("differs.test", origin)) == (200, b"127.0.0.4")
-            reversing.call(gate.set)
-            gateway.wait_for_metric("egress_dns_reverse_checks_total", 1)
-            with client(port) as other:  # the names are known by now
-                assert ask(other, get("hosts.test", origin))[0] == 200
-                tunnel = f"CONNECT differs.test:{origin} HTTP/1.1\r\nHost: differs.test:{origin}\r\n\r\n".encode()
-                assert ask(other, tunnel)[0] == 200
-            record = gateway.wait_for_record(kind="tunnel")
-            assert record["would_deny"] == ["reverse_dns_denied"]
-    finally:
-        reversing.zone["4.0.0.127.in-addr.arpa"].gate = None
-
-
 # --- new names -----------------------------------------------------------------------------------------------------
 def test_a_client_that_asks_for_many_new_names_is_refused_and_told_of_in_an_event(two_workers: SharedGateway):
     port = free_port()
@@ -206,24 +169,6 @@ def test_a_client_that_asks_for_many_new_names_is_refused_and_told_of_in_an_even
             assert outcome("n1.b.test")[0] == 200
             gateway.wait_for_diagnostics("DnsNewNames on Gateway agents/gw")
             assert "c2VjcmV0" not in gateway.admin("/api/v1/events")[1]
-
-
-def test_new_names_are_counted_for_each_identity_not_for_the_address_that_they_share(shared: SharedGateway):
-    port, cluster = free_port(), TokenIssuer()
-    with NameServer({"*": ["127.0.0.1"]}) as names, Origin() as origin:
-        policy = m.policy(["*.test"], cidrs=ALLOW_LOOPBACK, identity={"token": {"issuers": [cluster.written]}})
-        policy["spec"]["dns"] = {"servers": [names.address], "newNames": {"limit": 2, "window": "1h"}}
-        with shared.serving([m.gateway(m.forward_listener(port)), policy, cluster.config_map]):
-
-            def status(host: str, account: str, **claims: str) -> int:
-                token = cluster.token(f"system:serviceaccount:agents:{account}", **claims)
-                field = f"Proxy-Authorization: Bearer {token}\r\n\r\n".encode()
-                with client(port) as sock:
-                    return ask(sock, get(host, origin.port).removesuffix(b"\r\n") + field)[0]
-
-            assert [status(f"n{number}.a.test", "one") for number in range(3)] == [200, 200, 429]
-            assert [status(f"m{number}.a.test", "two") for number in range(3)] == [200, 200, 429]
-            assert status("n3.a.test", "one", jti="another token") == 429
 
 
 # --- servers over TLS ------------------------------------------------------------------------------------------------

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.world import ask, client, get
 from tests.support import manifests as m
 from tests.support.kubectl import find_kubectl
@@ -64,10 +62,9 @@ def uid(gateway: GatewayProcess, plural: str, name: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_each_thing_that_goes_wrong_is_an_event(tmp_path: Path, workers: str):
+def test_each_thing_that_goes_wrong_is_an_event(tmp_path: Path):
     forward, http = free_port(), free_port()
-    gateway = GatewayProcess(tmp_path / "gw", objects(forward, http), arguments=["--workers", workers])
+    gateway = GatewayProcess(tmp_path / "gw", objects(forward, http), arguments=["--workers", "2"])
     (gateway.config / "failing.py").write_text(FAILING)
     with gateway:
         for _ in range(8):

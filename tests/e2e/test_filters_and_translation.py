@@ -139,8 +139,7 @@ class Client:
         return int(status), said
 
 
-@pytest.mark.parametrize("version", ["1.1", "2"])
-@pytest.mark.parametrize("place", ["route", "backend"])
+@pytest.mark.parametrize(("place", "version"), [("route", "1.1"), ("backend", "2")])
 def test_every_filter_holds_whatever_api_the_client_and_the_provider_speak(
     shared: SharedGateway, place: str, version: str
 ):
@@ -197,6 +196,19 @@ def test_every_filter_holds_whatever_api_the_client_and_the_provider_speak(
         told = json.dumps(gateway.records)
         assert ALICE not in told
         assert "DE89" not in told
+        counted = {
+            "egress_pii_found_total": {"entity": "EMAIL", "action": "Placeholder", "direction": "request"},
+            "egress_prompt_guard_total": {"rule": "ignore-instructions", "action": "Deny"},
+            "egress_response_policy_total": {"rule": "FALCON", "action": "Reject"},
+            "egress_tool_denials_total": {"kind": "tool", "action": "denied"},
+            "egress_model_policy_total": {"filter": "modelpolicy", "result": "denied"},
+            "egress_ai_translated_requests_total": {"client_api": "OpenAIChat", "result": "ok"},
+            "egress_limit_exchanges_total": {"limit": "tokens", "result": "allowed"},
+            "egress_limit_amount_total": {"limit": "tokens", "what": "settled"},
+            "gen_ai_client_token_usage_bucket": {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "openai"},
+            "gen_ai_server_time_to_first_token_seconds_count": {"gen_ai_operation_name": "chat"},
+        }
+        assert {name for name, labels in counted.items() if not gateway.metric(name, **labels)} == set()
 
 
 @pytest.mark.parametrize("place", ["request-headers", "backend-request"])

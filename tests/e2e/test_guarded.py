@@ -6,8 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess, SharedGateway
+from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
 
 
@@ -37,12 +35,9 @@ def reload(gateway: GatewayProcess, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_what_was_denied_lately_is_not_opened_unless_that_is_acknowledged(
-    dns: NameServer, tmp_path: Path, workers: str
-):
+def test_what_was_denied_lately_is_not_opened_unless_that_is_acknowledged(dns: NameServer, tmp_path: Path):
     port = free_port()
-    arguments = ["--guarded", "--workers", workers]
+    arguments = ["--guarded", "--workers", "2"]
     with (
         Origin() as origin,
         GatewayProcess(tmp_path / "gw", opened(port, dns, "a.test"), arguments=arguments) as gateway,
@@ -73,43 +68,3 @@ def test_what_was_denied_lately_is_not_opened_unless_that_is_acknowledged(
         with client(port) as sock:
             assert ask(sock, get("b.test", origin.port)) == (200, b"ok")
         assert reload(gateway) == (0, "the configuration is in service\n")
-
-
-def test_what_opens_nothing_that_was_asked_for_is_taken(dns: NameServer, tmp_path: Path):
-    port = free_port()
-    with (
-        Origin() as origin,
-        GatewayProcess(tmp_path / "gw", opened(port, dns, "a.test"), arguments=["--guarded"]) as gateway,
-    ):
-        with client(port) as sock:
-            assert ask(sock, get("b.test", origin.port))[0] == 403
-        before = gateway.metric("egress_config_generation")
-        gateway.replace(opened(port, dns, "c.test"))
-        gateway.wait_for_metric("egress_config_generation", before + 1)
-
-
-def test_a_reload_tells_what_is_wrong_with_the_configuration(dns: NameServer, shared: SharedGateway):
-    with shared.serving(opened(free_port(), dns, "a.test")) as gateway:
-        gateway.replace_text("kind: Nonsense\n")
-        status, text = reload(gateway)
-        assert status == 1
-        assert "manifests.yaml" in text
-
-
-@pytest.mark.parametrize(
-    ("headers", "method", "path", "status"),
-    [
-        ({}, "POST", "/reload", 403),
-        ({"X-Egressproxy": "x", "Origin": "http://evil.example"}, "POST", "/reload", 403),
-        ({"X-Egressproxy": "x"}, "GET", "/reload", 404),
-        ({"X-Egressproxy": "x"}, "POST", "/explain", 405),
-    ],
-)
-def test_a_web_page_cannot_ask_for_a_reload(
-    dns: NameServer, shared: SharedGateway, headers: dict[str, str], method: str, path: str, status: int
-):
-    with shared.serving(opened(free_port(), dns, "a.test")) as gateway:
-        url = f"http://127.0.0.1:{gateway.admin_port}{path}"
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers), timeout=WAIT_S)
-        assert refused.value.code == status

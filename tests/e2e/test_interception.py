@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from egressproxy.cli.ca_folder import CaFolder
 from egressproxy.gateway.leaf_certificates.minting import new_ca
-from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, echo, read_head, read_message, tls_secret
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, read_head, tls_secret
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
@@ -82,49 +81,6 @@ def test_a_named_host_is_opened_and_its_requests_are_routed_filtered_and_logged(
             assert gateway.metric("egress_minted_certificates_total") == 1
 
 
-def test_a_host_that_is_not_named_stays_opaque(dns: NameServer, shared: SharedGateway):
-    pki, port = Pki(), free_port()
-    with Origin(context=pki.server_context(OTHER)) as origin, shared.serving(world(dns, port, pki)):
-        authority = f"{OTHER}:{origin.port}"
-        with inside(port, authority, pki.ca_pem) as sock:
-            assert ask(sock, get(authority)) == (200, b"ok")
-
-
-def test_what_policy_denies_is_told_inside(dns: NameServer, shared: SharedGateway):
-    pki, port = Pki(), free_port()
-    objects = world(dns, port, pki, allow=[OTHER])
-    with shared.serving(objects) as gateway:
-        with inside(port, "api.origin.test:443") as sock:
-            sock.sendall(get("api.origin.test"))
-            head, body = read_message(sock)
-        assert head.startswith(b"HTTP/1.1 403 Denied: api.origin.test is not allowed by policy"), head
-        assert json.loads(body)["error"]["reason"] == "destination_not_allowed"
-        gateway.wait_for_record(kind="request", status=403, reason="destination_not_allowed")
-
-
-@pytest.mark.parametrize("wrong", ["name", "unknown CA", "expired", "no TLS"])
-def test_a_server_that_cannot_be_verified_is_told_inside_as_a_502(dns: NameServer, shared: SharedGateway, wrong: str):
-    pki, port = Pki(), free_port()
-    context: ssl.SSLContext | None = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    assert context is not None
-    shown = {
-        "name": lambda: pki.issue("elsewhere.test"),
-        "unknown CA": lambda: Pki().issue(HOST),
-        "expired": lambda: pki.issue(HOST, expired=True),
-    }
-    if wrong in shown:
-        shown[wrong]().configure_cert(context)
-    with Origin(echo, context if wrong in shown else None) as origin:
-        authority = f"{HOST}:{origin.port}"
-        with shared.serving(world(dns, port, pki)), inside(port, authority) as sock:
-            sock.sendall(get(authority))
-            head, body = read_message(sock)
-            assert head.startswith(b"HTTP/1.1 502 "), head
-            expected = "upstream_tls_certificate" if wrong in shown else "upstream_tls_protocol"
-            assert json.loads(body)["error"]["reason"] == expected
-            assert b"\r\nconnection: close\r\n" in head.lower()
-
-
 def test_a_client_that_does_not_trust_the_ca_is_named_with_the_remedy(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     origin = Origin(context=pki.server_context(HOST))
@@ -137,71 +93,6 @@ def test_a_client_that_does_not_trust_the_ca_is_named_with_the_remedy(dns: NameS
         assert "UNKNOWN_CA" in record["detail"]
         gateway.wait_for_diagnostics("does not trust the certificate")
         assert gateway.metric("egress_intercepted_tunnels_total", result="interception_refused") == 1
-
-
-def test_host_and_server_name_have_to_be_those_of_the_tunnel(dns: NameServer, shared: SharedGateway):
-    pki, port = Pki(), free_port()
-    with Origin(context=pki.server_context(HOST)) as origin:
-        authority = f"{HOST}:{origin.port}"
-        with shared.serving(world(dns, port, pki)) as gateway:
-            with inside(port, authority) as sock:
-                status, body = ask(sock, get("b.origin.test"))
-                assert (status, json.loads(body)["error"]["reason"]) == (421, "misdirected")
-                assert ask(sock, get(authority)) == (200, b"ok")
-            with inside(port, authority) as sock:
-                assert ask(sock, get(authority).replace(b"GET /", b"GET http://%b/" % authority.encode()))[0] == 400
-            with inside(port, authority) as sock:
-                assert ask(sock, f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())[0] == 405
-            with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized[_ ]name"):
-                inside(port, authority, name="b.origin.test")
-            gateway.wait_for_record(reason="sni_mismatch")
-
-
-def test_what_is_no_tls_is_refused_in_a_tunnel_to_a_named_host(dns: NameServer, shared: SharedGateway):
-    pki, port = Pki(), free_port()
-    origin = Origin(context=pki.server_context(HOST))
-    with origin, shared.serving(world(dns, port, pki)) as gateway:
-        with tunnel(port, f"{HOST}:{origin.port}") as sock:
-            sock.sendall(b"SSH-2.0-client\r\n")
-            while sock.recv(100):
-                pass
-        gateway.wait_for_record(reason="not_tls")
-
-
-def test_tls_in_a_tunnel_to_port_80_is_opened_as_well(dns: NameServer, shared: SharedGateway):
-    pki, port = Pki(), free_port()
-    with shared.serving(world(dns, port, pki)) as gateway:
-        with inside(port, f"{HOST}:80") as sock:
-            sock.sendall(get(f"{HOST}:80"))
-            head, _ = read_message(sock)
-            assert head.startswith(b"HTTP/1.1 50"), head  # nobody listens there
-        gateway.wait_for_record(kind="request", authority=f"{HOST}:80")
-
-
-def test_names_whose_ca_cannot_be_read_are_denied(dns: NameServer, shared: SharedGateway):
-    pki, port = Pki(), free_port()
-    objects = world(dns, port, pki, intercept={"hostnames": [HOST], "caCertificateRef": {"name": "gone"}})
-    with shared.serving(objects), client(port) as sock:
-        status, _ = ask(sock, f"CONNECT {HOST}:443 HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
-        assert status == 403
-
-
-def test_streams_of_a_tls_listener_that_passes_tls_are_opened_and_others_pass(dns: NameServer, shared: SharedGateway):
-    pki, port = Pki(), free_port()
-    with Origin(context=pki.server_context(OTHER)) as origin:
-        objects = world(dns, port, pki, allow=[OTHER])
-        objects[0] = m.gateway({"name": "tls", "port": port, "protocol": "TLS", "tls": {"mode": "Passthrough"}})
-        objects += [m.backend("o", OTHER, origin.port, protocol="TCP"), m.tls_route("t", "o", hostnames=[HOST, OTHER])]
-        trusting = ssl.create_default_context(cadata=CA_PEM)
-        with shared.serving(objects) as gateway:
-            with client(port, trusting, HOST) as sock:
-                sock.sendall(get(HOST))
-                head, _ = read_message(sock)
-            assert head.startswith(b"HTTP/1.1 403 Denied: api.origin.test is not allowed by policy"), head
-            gateway.wait_for_record(kind="request", status=403, reason="destination_not_allowed", listener="tls")
-            assert origin.accepted == 0
-            with client(port, pki.client_context(), OTHER) as sock:
-                assert ask(sock, get(OTHER)) == (200, b"ok")
 
 
 def test_the_ca_is_rotated_while_the_gateway_runs(dns: NameServer, tmp_path: Path):

@@ -18,7 +18,6 @@ import yaml
 
 from tests.e2e.test_kubectl import command
 from tests.support import manifests as m
-from tests.support.manifests import conditions_of
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
@@ -248,15 +247,6 @@ def test_a_dry_run_shows_the_status_that_the_object_has(cluster: Cluster):
     assert tried["metadata"]["generation"] == 2
 
 
-def test_an_unknown_field_is_told_with_the_name_of_the_object(cluster: Cluster):
-    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "ca", "namespace": "agents"}, "dta": {}}
-    body = json.dumps(config_map).encode()
-    path = "/api/v1/namespaces/agents/configmaps?fieldValidation=Strict"
-    code, answer = request(cluster, "POST", path, body, **{"Content-Type": "application/json"})
-    assert (code, answer["details"]["name"]) == (400, "ca")
-    assert answer["message"].startswith('ConfigMap "ca" cannot be taken: ')
-
-
 def test_an_object_of_a_file_is_read_only_and_kubectl_says_where_it_stands(cluster: Cluster):
     refused = cluster.run("label", "configmap", "of-a-file", "-n", "agents", "a=b")
     assert refused.returncode == 1
@@ -277,52 +267,6 @@ def test_an_old_version_is_a_conflict(cluster: Cluster):
     cluster.kubectl("label", "gw", "egress", "-n", "agents", "a=b")
     refused = cluster.run("replace", "-f", "-", stdin=[old])
     assert "the object has been modified" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "fields", "status"),
-    [
-        ("POST", GATEWAYS, {"Content-Type": "application/json", "Origin": "http://evil.example"}, 403),
-        ("POST", GATEWAYS, {"Content-Type": "text/plain"}, 415),
-        ("POST", GATEWAYS, {"Content-Type": "application/json", "Host": "evil.example"}, 403),
-        ("POST", GATEWAYS + "/x", {"Content-Type": "application/json"}, 405),
-        ("PUT", GATEWAYS, {"Content-Type": "application/json"}, 405),
-        ("PUT", GATEWAYS + "/x/status", {"Content-Type": "application/json"}, 405),
-        ("DELETE", GATEWAYS, {"Content-Type": "application/json"}, 405),
-        ("PATCH", GATEWAYS + "/x", {"Content-Type": "application/json"}, 415),
-        ("PATCH", GATEWAYS + "/x", {"Content-Type": "application/apply-patch+yaml"}, 400),
-        ("POST", GATEWAYS + "?dryRun=Some", {"Content-Type": "application/json"}, 400),
-        ("POST", GATEWAYS + "?unknown=1", {"Content-Type": "application/json"}, 400),
-        ("PUT", GATEWAYS + "/x?force=true", {"Content-Type": "application/json"}, 422),
-        ("POST", "/api/v1/namespaces/agents/events", {"Content-Type": "application/json"}, 405),
-        ("POST", "/apis/nope/v1/things", {"Content-Type": "application/json"}, 404),
-    ],
-)
-def test_what_cannot_be_asked_for_is_refused_as_kubernetes_would(
-    cluster: Cluster, method: str, path: str, fields: dict[str, str], status: int
-):
-    code, body = request(cluster, method, path, **fields)
-    assert (code, body["kind"]) == (status, "Status")
-
-
-def test_with_a_token_file_only_who_knows_the_token_writes(tmp_path: Path):
-    token = tmp_path / "token"
-    token.write_text("a-token-that-nobody-guesses\n")
-    arguments = ["--state-dir", str(tmp_path / "state"), "--api-writes", "--api-token-file", str(token)]
-    with GatewayProcess(
-        tmp_path / "gateway", [m.config_map("a", {})], arguments=arguments, must_be_ready=False
-    ) as gateway:
-        cluster = Cluster(gateway, tmp_path / "state", tmp_path)
-        body = json.dumps(egress(free_port())).encode()
-        fields = {"Content-Type": "application/json"}
-        assert request(cluster, "POST", GATEWAYS, body, **fields)[0] == 401
-        assert request(cluster, "POST", GATEWAYS, body, Authorization="Bearer wrong", **fields)[0] == 401
-        assert (
-            request(cluster, "POST", GATEWAYS, body, Authorization="Bearer a-token-that-nobody-guesses", **fields)[0]
-            == 201
-        )
-        assert gateway.admin(GATEWAYS)[0] == 200
-        assert "nobody-guesses" not in gateway.stderr
 
 
 def test_without_api_writes_nothing_can_be_written_and_the_state_is_served(tmp_path: Path):
@@ -360,45 +304,3 @@ def test_a_deletion_that_is_tried_deletes_nothing(cluster: Cluster):
         body = json.dumps(options).encode()
         assert request(cluster, "DELETE", path, body, **{"Content-Type": "application/json"})[0] == 400
     assert cluster.get("cm", "kept", "-n", "agents")["data"] == {"a": "b"}
-
-
-@pytest.mark.parametrize("field", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via"])
-def test_without_a_token_nobody_writes_by_way_of_a_proxy(cluster: Cluster, field: str):
-    body = json.dumps({"metadata": {"generateName": "p-"}}).encode()
-    fields = {"Content-Type": "application/json"}
-    path = "/api/v1/namespaces/agents/configmaps"
-    assert request(cluster, "POST", path, body, **fields)[0] == 201
-    assert request(cluster, "POST", path, body, **fields, **{field: "10.0.0.1"})[0] == 403
-    assert request(cluster, "POST", "/reload", b"", **{"X-Egressproxy": "1", field: "10.0.0.1"})[0] == 403
-
-
-UNKNOWN = """
-apiVersion: gateway.networking.k8s.io/v1alpha1
-kind: Backend
-metadata: {name: pooled, namespace: agents}
-spec:
-  destination:
-    type: FQDN
-    fqdn: {hostname: api.openai.com}
-    ports: [{number: 443, protocol: TLS, tls: {mode: Simple}}]
-  extensions:
-  - type: vendor.io/connection-pool
-    config: {maxConnections: 100, timeout: 30s}
-  - type: vendor.io/circuit-breaker
-    rawConfig: {failureThreshold: 5}
-"""
-
-
-@pytest.mark.parametrize("how", [[], ["--server-side"]], ids=["client-side", "server-side"])
-def test_a_backend_with_extensions_that_nobody_knows_is_applied_and_says_so(cluster: Cluster, how: list[str]):
-    cluster.kubectl("apply", *how, "-f", "-", stdin=[egress(free_port()), yaml.safe_load(UNKNOWN)])
-    shown = cluster.get("backends.gateway.networking.k8s.io", "pooled", "-n", "agents")
-    assert shown["spec"] == yaml.safe_load(UNKNOWN)["spec"]
-    degraded = {each["type"]: each for each in conditions_of(shown["status"])}["Degraded"]
-    assert (degraded["status"], degraded["reason"]) == ("True", "UnsupportedExtensionType")
-    assert "extension connection-pool has the unknown type vendor.io/connection-pool" in degraded["message"]
-    assert "extension circuit-breaker has the unknown type vendor.io/circuit-breaker" in degraded["message"]
-    changed = yaml.safe_load(UNKNOWN)
-    changed["spec"]["extensions"] = changed["spec"]["extensions"][1:]
-    cluster.kubectl("apply", *how, "-f", "-", stdin=[changed])
-    assert cluster.get("backends.gateway.networking.k8s.io", "pooled", "-n", "agents")["spec"] == changed["spec"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki, chain
 from tests.support.process import SharedGateway
-from tests.support.scripted_proxy import BasicProxy, SocksProxy
+from tests.support.scripted_proxy import SocksProxy
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(90)
@@ -38,15 +37,12 @@ def objects(port: int, dns: str, parent: dict[str, Any], *backends: Manifest) ->
     ]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_everything_goes_through_a_socks_proxy_but_what_is_listed(
-    workers: int, shared: SharedGateway, two_workers: SharedGateway
-):
-    forward, which = free_port(), {1: shared, 2: two_workers}[workers]
+def test_everything_goes_through_a_socks_proxy_but_what_is_listed(shared: SharedGateway):
+    forward = free_port()
     with NameServer(NAMES) as dns, Origin() as origin, SocksProxy("robot", PASSWORD) as proxy:
         parent = {"name": "one", **LOGIN, "noProxy": [{"hostnames": ["past.test"], "ports": [origin.port]}]}
         made = objects(forward, dns.address, parent, m.backend("one", "one.test", proxy.port, protocol="SOCKS5"))
-        with which.serving(made) as gateway:
+        with shared.serving(made) as gateway:
             with client(forward) as sock:
                 assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
             with client(forward) as sock:
@@ -62,41 +58,6 @@ def test_everything_goes_through_a_socks_proxy_but_what_is_listed(
                 assert tunnel(sock, "api.test", free_port()) == 503
             assert gateway.wait_for_record(status=503)["reason"] == "upstream_refused"
             assert PASSWORD not in gateway.stderr + str(gateway.records) + gateway.admin("/metrics")[1]
-
-
-def test_a_parent_that_is_gone_costs_no_request_and_is_told_of(shared: SharedGateway):
-    forward, gone = free_port(), free_port()
-    with NameServer(NAMES) as dns, Origin() as origin, BasicProxy("robot", PASSWORD) as proxy:
-        parent = {"name": "one", **LOGIN, "fallbacks": [{"name": "two", **LOGIN}]}
-        backends = m.backend("one", "one.test", gone), m.backend("two", "two.test", proxy.port)
-        with shared.serving(objects(forward, dns.address, parent, *backends)) as gateway:
-            for _ in range(20):
-                with client(forward) as sock:
-                    assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
-                with client(forward) as sock:
-                    assert tunnel(sock, "api.test", origin.port) == 200
-            assert len(proxy.asked) == 40
-
-            def is_explained() -> bool:
-                with client(forward) as sock:
-                    assert tunnel(sock, "api.test", origin.port) == 200
-                found = json.loads(gateway.admin(f"/explain?method=CONNECT&url=api.test:{origin.port}")[1])
-                return set(found["backends"][0].get("parentsAside", ())) == {"agents/one"}
-
-            wait_until(is_explained)
-            wait_until(lambda: "parent proxy agents/one): it is put aside for 1 s" in gateway.stderr)
-            assert gateway.metric("egress_parent_put_aside_total", parent="agents/one", reason="upstream_refused") >= 1
-            with BasicProxy("robot", PASSWORD, port=gone) as back:
-
-                def is_back() -> bool:
-                    with client(forward) as sock:
-                        assert tunnel(sock, "api.test", origin.port) == 200
-                    return bool(back.asked)
-
-                wait_until(is_back)
-                wait_until(lambda: gateway.metric("egress_parent_aside", parent="agents/one") == 0)
-                wait_until(lambda: "ParentReturned" in gateway.admin("/api/v1/namespaces/agents/events")[1])
-                assert "ParentPutAside" in gateway.admin("/api/v1/namespaces/agents/events")[1]
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -145,36 +106,6 @@ def test_two_gateways_that_are_each_others_parents_do_not_go_round(
         assert len(other.records) == 2
 
 
-@pytest.mark.parametrize("way_back", ["SOCKS5", "HTTP11"])
-def test_gateways_that_are_each_others_parents_by_socks_do_not_go_round(
-    way_back: str, shared: SharedGateway, second: SharedGateway
-):
-    """One such request opened as many connections as both gateways could have."""
-    ports = {"one": free_port(), "two": free_port()}
-
-    def gateway_of(name: str, parent: str, listens: str, asks: str) -> list[Manifest]:
-        upstream = m.backend(parent, f"{parent}.test", ports[parent], protocol=asks)
-        _, *others = objects(ports[name], dns.address, {"name": parent}, upstream)
-        return [m.gateway({"name": "in", "port": ports[name], "protocol": f"egressproxy.io/{listens}"}), *others]
-
-    back = "socks5" if way_back == "SOCKS5" else "forward-proxy"
-    with (
-        NameServer(NAMES) as dns,
-        shared.serving(gateway_of("one", "two", back, "SOCKS5")) as one,
-        second.serving(gateway_of("two", "one", "socks5", way_back)) as two,
-        client(ports["two"]) as sock,
-    ):
-        name = b"api.test"
-        sock.sendall(b"\x05\x01\x00" + b"\x05\x01\x00\x03" + bytes((len(name),)) + name + b"\x01\xbb")
-        assert sock.recv(2) == b"\x05\x00"
-        assert sock.recv(10)[1] in (1, 2)  # general failure, or not allowed
-        two.wait_for_record(status=508, reason="loop_detected")
-        assert one.wait_for_record(status=502)["reason"] == "parent_refused"
-        assert two.wait_for_record(status=502)["reason"] == "parent_refused"
-        two.mark()
-        assert (len(one.records), len(two.records)) == (1, 2)
-
-
 @contextmanager
 def running(*command: str) -> Iterator[None]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -216,100 +147,3 @@ def test_microsocks(password: str, expected: int, shared: SharedGateway):
                 assert ask(sock, get("127.0.0.1", origin.port))[0] == expected
             with client(forward) as sock:
                 assert tunnel(sock, "127.0.0.1", origin.port) == expected
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_second_of_two_gateways_knows_the_first_and_its_client(
-    workers: int,
-    shared: SharedGateway,
-    second: SharedGateway,
-    two_workers: SharedGateway,
-    second_of_two_workers: SharedGateway,
-):
-    """By a client certificate, and by what the first one has signed."""
-    pki = Pki()
-
-    def shown(name: str, host: str) -> Manifest:
-        leaf = pki.issue(host)
-        return tls_secret(name, chain(leaf), leaf.private_key_pem.bytes())
-
-    forward, between = free_port(), free_port()
-    names = {**NAMES, "gw2.test": ["127.0.0.1"], "api.test": ["127.0.0.1"]}
-    key = m.secret("key", {"key": "0123456789abcdef" * 2})
-    ca = m.config_map("ca", {"ca.crt": pki.ca_pem})
-    with NameServer(names) as dns, Origin() as origin:
-        tls = {
-            "mode": "Mutual",
-            "caBundleRef": [{"kind": "ConfigMap", "name": "ca"}],
-            "clientCertificateRef": {"name": "mine"},
-        }
-        proxy = m.backend("two", "gw2.test", between)
-        proxy["spec"]["destination"]["ports"][0]["tls"] = tls
-        parent = {"name": "two", "identityKeyRef": {"name": "key"}}
-        mine = shown("mine", "edge.test")
-        before = [*objects(forward, dns.address, parent, proxy), key, ca, mine]
-        validation = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "ca"}]}
-        listener = m.forward_listener(between, tls={"certificateRefs": [{"name": "cert"}]})
-        behind = [
-            m.gateway(listener, tls={"frontend": {"default": {"validation": validation}}}),
-            m.policy(
-                ["api.test"],
-                dns=dns.address,
-                cidrs=ALLOW_LOOPBACK,
-                identity={"gateways": {"keyRefs": [{"name": "key"}]}},
-            ),
-            shown("cert", "gw2.test"),
-            key,
-            ca,
-        ]
-        near, far = {1: (shared, second), 2: (two_workers, second_of_two_workers)}[workers]
-        with (
-            far.serving(behind) as other,
-            near.serving(before) as gateway,
-        ):
-            with client(forward) as sock:
-                assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
-            with client(forward) as sock:
-                assert tunnel(sock, "api.test", origin.port) == 200
-            for kind in ("request", "tunnel"):
-                record = other.wait_for_record(kind=kind, status=200)
-                assert (record["origin_client"], record["origin_gateway"]) == ("127.0.0.1", "agents/gw")
-            assert "signed" in gateway.admin(f"/explain?method=CONNECT&url=api.test:{origin.port}")[1]
-            assert "0123456789abcdef" not in gateway.stderr + gateway.admin("/metrics")[1] + str(other.records)
-
-
-@pytest.mark.parametrize("name", ["gw2.test", "other.test"])
-def test_tls_to_a_backend_goes_within_tls_to_a_parent_that_has_proved_its_name(
-    name: str, shared: SharedGateway, second: SharedGateway
-):
-    pki = Pki()
-    forward, between = free_port(), free_port()
-    names = {**NAMES, "gw2.test": ["127.0.0.1"], "other.test": ["127.0.0.1"], "secure.test": ["127.0.0.1"]}
-    ca = m.config_map("ca", {"ca.crt": pki.ca_pem})
-    leaf = pki.issue("gw2.test")
-    with NameServer(names) as dns, Origin(context=pki.server_context("secure.test")) as origin:
-        before = [
-            *objects(forward, dns.address, {"name": "two"}, m.backend("two", name, between, tls=True, ca="ca")),
-            m.backend("secure", "secure.test", origin.port, tls=True, ca="ca"),
-            m.http_route("r", m.prefix_rule("/", "secure"), hostnames=["secure.test"]),
-            ca,
-        ]
-        behind = [
-            m.gateway(m.forward_listener(between, tls={"certificateRefs": [{"name": "cert"}]})),
-            m.policy(["secure.test"], dns=dns.address, cidrs=ALLOW_LOOPBACK),
-            tls_secret("cert", chain(leaf), leaf.private_key_pem.bytes()),
-        ]
-        with second.serving(behind) as other, shared.serving(before) as gateway:
-            with client(forward) as sock:
-                status, body = ask(sock, get("secure.test", 80))
-            if name == "gw2.test":
-                assert (status, body) == (200, b"ok")
-                gateway.reload([m.gateway(m.forward_listener(forward))])  # the connection is kept until then
-                record = other.wait_for_record(kind="tunnel")
-                assert (record["authority"], record["status"]) == (f"secure.test:{origin.port}", 200)
-            else:
-                assert status == 502
-                record = gateway.wait_for_record(status=502)
-                assert record["reason"] == "upstream_tls_certificate"
-                assert "parent proxy agents/two" in record["detail"]
-                assert origin.accepted == 0

@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import socket
-import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,8 +16,8 @@ from tests.e2e.world import ALLOW_LOOPBACK, Origin, client, read_head, read_mess
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess, SharedGateway
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.process import SharedGateway
+from tests.support.waiting import wait_until
 
 
 def service(*ports: int) -> list[m.Manifest]:
@@ -64,58 +62,6 @@ def ask(sock: socket.socket, method: str = "GET", **fields: str) -> tuple[int, b
     return int(head.split(b" ", 2)[1]), head, body
 
 
-def resets(sock: socket.socket) -> None:
-    """Takes the request, and resets the connection."""
-    read_head(sock)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-
-
-def test_requests_find_the_endpoint_that_serves_among_those_that_refuse_and_reset(shared: SharedGateway):
-    port = free_port()
-    with (
-        Origin() as healthy,
-        Origin(resets) as broken,
-        shared.serving(to_pods(port, free_port(), broken.port, healthy.port, retry={"attempts": 3})) as gateway,
-        client(port) as sock,
-    ):
-        assert [ask(sock)[0] for _ in range(12)] == [200] * 12
-        assert ask(sock, "PUT")[0] == 200
-        posts = [ask(sock, "POST")[0] for _ in range(6)]
-        assert set(posts) == {200, 502}  # one that was reset may have been seen
-        assert broken.accepted >= 3
-        assert any(record.get("attempts", 1) > 1 for record in gateway.records)
-
-
-def test_an_attempt_of_700_ms_is_followed_by_others_and_the_whole_ends_with_504(shared: SharedGateway):
-    port, seen, over = free_port(), [], threading.Event()
-
-    def slow(sock: socket.socket) -> None:
-        while True:
-            read_message(sock)
-            seen.append(sock)
-            if len(seen) % 3:
-                over.wait(WAIT_S)
-            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-
-    rule = {"retry": {"attempts": 2}, "timeouts": {"backendRequest": "700ms"}}
-    with Origin(slow) as origin, shared.serving(to_pods(port, origin.port, **rule)) as gateway:
-        with client(port) as sock:
-            status, _, _ = ask(sock)
-        over.set()
-        assert (status, len(seen)) == (200, 3)
-        whole = {
-            "retry": {"attempts": 9, "backoff": "100ms"},
-            "timeouts": {"request": "500ms", "backendRequest": "200ms"},
-        }
-        gateway.reload(to_pods(port, free_port(), **whole))
-        with client(port) as sock:
-            began = time.monotonic()
-            status, head, _ = ask(sock)
-        assert status == 504
-        assert time.monotonic() - began >= 0.5
-        assert b"http_response_timeout" in head
-
-
 def test_a_session_holds_over_reloads_and_whatever_worker_serves(tmp_path: Path):
     port = free_port()
     with ExitStack() as stack:
@@ -145,27 +91,6 @@ def test_a_session_holds_over_reloads_and_whatever_worker_serves(tmp_path: Path)
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda pid=pid: pid not in workers(gateway) and gateway.metric("egress_workers") == 2)  # type: ignore[misc]
             assert is_kept()
-
-
-def test_gateways_with_one_session_key_know_each_others_sessions(tmp_path: Path):
-    key = tmp_path / "key"
-    key.write_text("0123456789abcdef" * 4 + "\n")
-    ports = free_port(), free_port()
-    with ExitStack() as stack:
-        origins = [stack.enter_context(Origin(named(b"%d" % number))) for number in range(3)]
-        for number, port in enumerate(ports):
-            objects = to_pods(port, *(origin.port for origin in origins), sessionPersistence={"sessionName": "sid"})
-            arguments = ["--session-key", str(key), "--workers", str(number + 1)]
-            stack.enter_context(GatewayProcess(tmp_path / str(number), objects, arguments=arguments))
-        with client(ports[0]) as sock:
-            _, head, first = ask(sock)
-        found = re.search(rb"Set-Cookie: (sid=[\w-]+);", head)
-        assert found is not None
-        for port in ports * 4:
-            with client(port) as sock:
-                _, head, body = ask(sock, Cookie=found[1].decode())
-            assert body == first
-            assert b"Set-Cookie" not in head
 
 
 def test_two_gateways_in_a_row_do_not_multiply_their_retries(shared: SharedGateway, second: SharedGateway):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,46 +111,6 @@ def test_the_second_knows_the_client_of_the_first_whatever_it_asks_in(tmp_path: 
             assert (record["origin_client"], record["origin_gateway"]) == ("127.0.0.1", "agents/gw")
 
 
-def test_what_a_client_says_for_itself_is_not_believed_behind_the_first(tmp_path: Path):
-    """Even where it has the key: the first says what it knows itself."""
-    with rig(tmp_path) as made:
-        for value in (b"team/robot", made.signed("GET")):
-            with client(made.first) as sock:
-                assert ask(sock, made.get(value)) == (200, b"ok")
-        with client(made.first) as sock:
-            assert tunnel(sock, "api.test", made.origin.port) == 200
-            inside = get("api.test", made.origin.port, absolute=False)[:-2]
-            assert ask(sock, inside + b"X-Egress-Identity: " + made.signed("GET") + b"\r\n\r\n") == (200, b"ok")
-        made.central.wait_for_metric("egress_requests_total", 3)
-        made.central.mark()
-        for record in made.central.records:
-            assert record["namespace"] == "-"
-            assert (record["origin_client"], record["origin_gateway"]) == ("127.0.0.1", "agents/gw")
-
-
-def test_what_is_forged_late_repeated_or_for_something_else_leaves_the_client_unknown(tmp_path: Path):
-    with rig(tmp_path) as made, client(made.second) as sock:
-        good = made.signed("GET")
-        attacks = {
-            "no key": made.signed("GET", key="x" * 32),
-            "s old": made.signed("GET", age_s=40),
-            "ahead": made.signed("GET", age_s=-40),
-            "for this method and authority": made.signed("GET", host="other.test"),
-            "no key of this gateway": made.signed("PUT"),
-            "it was shown before": good,
-        }
-        for value in (good, *attacks.values()):
-            assert ask(sock, made.get(value)) == (200, b"ok")
-        made.central.mark()
-        believed, *others = made.central.records
-        assert (believed["namespace"], believed["origin_client"]) == ("team", "192.0.2.7")
-        for record, why in zip(others, attacks, strict=True):
-            assert record["namespace"] == "-"
-            assert why in record["detail"]
-        assert made.central.metric("egress_requests_total", namespace="team", service_account="robot") == 1
-        assert made.central.metric("egress_forwarded_identities_total", result="repeated") == 1
-
-
 def test_a_sidecar_is_known_by_its_certificate(tmp_path: Path):
     with rig(tmp_path, ROBOT) as made:
         ways(made, made.first)
@@ -161,13 +120,6 @@ def test_a_sidecar_is_known_by_its_certificate(tmp_path: Path):
         for record in made.central.records:
             assert (record["namespace"], record["service_account"]) == ("team", "robot")
         assert made.central.metric("egress_requests_total", namespace="team", service_account="robot") == 4
-
-
-def test_nobody_gets_in_without_a_certificate(tmp_path: Path):
-    with rig(tmp_path, ROBOT) as made, socket.create_connection(("127.0.0.1", made.second), timeout=20) as sock:
-        sock.sendall(made.get(made.signed("GET")))
-        assert b" 200 " not in sock.recv(4096)
-        assert not made.origin.accepted
 
 
 def test_a_value_is_believed_once_by_all_workers(tmp_path: Path):
@@ -191,3 +143,4 @@ def test_a_value_is_believed_once_by_all_workers(tmp_path: Path):
             assert gateway.mark() == 32
             known = [record for record in gateway.records if record["namespace"] == "team"]
             assert len(known) == len(values)
+            assert gateway.metric("egress_forwarded_identities_total", result="repeated") == 32 - len(values)

@@ -32,8 +32,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @of_sources  # it copies what is not compiled
-@pytest.mark.parametrize("workers", [1, 2])
-def test_it_serves_traffic_health_metrics_and_reloads(workers: int, tmp_path: Path, environment: dict[str, str]):
+def test_it_serves_traffic_health_metrics_and_reloads(tmp_path: Path, environment: dict[str, str]):
     forward = free_port()
     with NameServer({"*": ["127.0.0.1"]}) as dns, Origin() as origin:
 
@@ -41,7 +40,7 @@ def test_it_serves_traffic_health_metrics_and_reloads(workers: int, tmp_path: Pa
             policy = m.policy([name], dns=dns.address, cidrs=ALLOW_LOOPBACK)
             return [m.gateway(m.forward_listener(forward)), policy]
 
-        arguments = ["--workers", str(workers)]
+        arguments = ["--workers", "2"]
         with GatewayProcess(
             tmp_path / "gw", objects("a.test"), arguments=arguments, environment=environment
         ) as gateway:

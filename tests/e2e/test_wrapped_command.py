@@ -96,9 +96,7 @@ def config(tmp_path: Path) -> Path:
         (["true"], 0),
         (["sh", "-c", "exit 7"], 7),
         (["sh", "-c", "kill -TERM $$"], -signal.SIGTERM),
-        (["sh", "-c", "kill -KILL $$"], -signal.SIGKILL),
         (["no-such-command"], 127),
-        (["/no/such/command"], 127),
         (["/etc/passwd"], 126),
     ],
 )
@@ -203,10 +201,9 @@ def test_nothing_goes_on_without_the_wrapper_and_no_file_is_left(tmp_path: Path,
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_gateway_serves_while_the_command_runs_and_no_longer(config: Path, workers: str):
+def test_the_gateway_serves_while_the_command_runs_and_no_longer(config: Path):
     log = config.parent / "access.log"
-    done = run("--config", config, "--workers", workers, "--access-log", log, "--", sys.executable, "-c", ASKS)
+    done = run("--config", config, "--workers", "2", "--access-log", log, "--", sys.executable, "-c", ASKS)
     assert done.returncode == 0, done.stderr
     (record,) = [json.loads(line) for line in log.read_text().splitlines()]
     assert (record["reason"], record["authority"]) == ("destination_not_allowed", "b.example:443")

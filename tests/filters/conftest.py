@@ -1,4 +1,3 @@
 """Filters that are tried inside a gateway have conversations with it."""
 
 from tests.gateway.conftest import converse as converse
-from tests.gateway.conftest import converse_on as converse_on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from functools import cache
 
 import brotli
 import pytest
@@ -86,11 +87,15 @@ def test_gzip_goes_on_with_its_next_member():
         decoded(b"gzip", gzip.compress(b"one ") + b"plain")
 
 
+@cache
+def bomb(name: str) -> bytes:
+    return CODED[name][1](bytes(16 * 1024 * 1024))
+
+
 @ALL
 @pytest.mark.parametrize("size", [1, 4096, 10**9])
 def test_a_bomb_ends_before_it_has_unfolded(name: str, size: int):
-    coding, code = CODED[name]
-    coded = code(bytes(64 * 1024 * 1024))
+    coding, coded = CODED[name][0], bomb(name)
     decoder, given = ContentDecoder(coding), 0
 
     def unfold() -> None:

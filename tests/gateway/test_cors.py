@@ -22,16 +22,16 @@ def with_cors(**match: str):
     return reverse(rule)
 
 
-def test_a_preflight_request_is_answered_without_a_backend(converse_on: Start):
-    talk = converse_on(with_cors())
+def test_a_preflight_request_is_answered_without_a_backend(converse: Start):
+    talk = converse(with_cors())
     talk.client >> b"OPTIONS /x HTTP/1.1\r\n" + ASKS_TO_PUT + b"\r\n"
     talk.client << ALLOWED
     record = talk.record()
     assert (record["status"], record["route"], record["upstream"]) == (200, "agents/route", "-")
 
 
-def test_a_preflight_request_reaches_the_rule_of_the_method_that_it_asks_for(converse_on: Start):
-    talk = converse_on(with_cors(method="PUT"))
+def test_a_preflight_request_reaches_the_rule_of_the_method_that_it_asks_for(converse: Start):
+    talk = converse(with_cors(method="PUT"))
     talk.client >> b"OPTIONS /x HTTP/1.1\r\n" + ASKS_TO_PUT + b"\r\n"
     talk.client << ALLOWED
     talk.client >> b"OPTIONS /x HTTP/1.1\r\n" + FROM_B + b"\r\n"
@@ -45,8 +45,8 @@ def test_what_only_looks_like_a_preflight_request_is_not_sent_to_the_backend_of_
     talk.no_dial()
 
 
-def test_an_answer_says_who_may_read_it(converse_on: Start):
-    talk = converse_on(with_cors())
+def test_an_answer_says_who_may_read_it(converse: Start):
+    talk = converse(with_cors())
     talk.client >> b"GET / HTTP/1.1\r\n" + FROM_B + b"\r\n"
     talk.dialled("a.example", 80)
     talk.origin << b"GET / HTTP/1.1\r\n" + FROM_B + b"Via: 1.1 gw\r\n\r\n"

@@ -81,8 +81,8 @@ def mirror_to(name: str) -> Manifest:
     return {"type": "RequestMirror", "requestMirror": {"backendRef": ref}}
 
 
-def test_a_placeholder_becomes_the_key_of_its_own_backend(converse_on: Start):
-    talk = converse_on(with_rules(m.prefix_rule("/a", "a"), m.prefix_rule("/b", "b")))
+def test_a_placeholder_becomes_the_key_of_its_own_backend(converse: Start):
+    talk = converse(with_rules(m.prefix_rule("/a", "a"), m.prefix_rule("/b", "b")))
     talk.client >> get(MINE, b"/a")
     served(talk, "a.example", KEYS["a"])
     talk.client >> get(OTHER, b"/b")
@@ -203,13 +203,13 @@ def test_a_coded_body_with_a_placeholder_ends_the_request(converse: Start, codin
     denied(talk, "placeholder_misplaced")
 
 
-def test_a_body_in_a_coding_that_is_not_known_passes_the_watch(converse_on: Start):
+def test_a_body_in_a_coding_that_is_not_known_passes_the_watch(converse: Start):
     objects = [
         m.gateway(m.http_listener(8080)), *SECRETS, m.backend("c", "c.example", 80),
         keyed("a", placeholder=MINE.decode(), placeholderBodyBytes=65536),
         m.http_route("r", m.prefix_rule("/a", "a"), m.prefix_rule("/c", "c")),
     ]  # fmt: skip
-    talk = converse_on(objects)
+    talk = converse(objects)
     talk.client >> b"POST /c HTTP/1.1\r\nHost: x\r\nContent-Encoding: compress\r\nContent-Length: 2\r\n\r\nhi"
     talk.dialled("c.example", 80)
     talk.origin.take(rb"POST .*\r\n\r\nhi")
@@ -274,8 +274,8 @@ def test_no_mode_of_a_policy_lets_a_placeholder_pass(converse: Start, mode: str)
     denied(talk, "placeholder_misplaced")
 
 
-def test_an_upgrade_has_its_key_in_its_place_and_a_placeholder_nowhere_else(converse_on: Start):
-    talk = converse_on(with_rules(m.prefix_rule("/a", "a"), m.prefix_rule("/c", "c")))
+def test_an_upgrade_has_its_key_in_its_place_and_a_placeholder_nowhere_else(converse: Start):
+    talk = converse(with_rules(m.prefix_rule("/a", "a"), m.prefix_rule("/c", "c")))
     upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     talk.client >> get(MINE, b"/a", more=upgrade)
     talk.dialled("a.example", 80)
@@ -294,7 +294,7 @@ THEIRS = b"5;chunk-signature=%s\r\nhello\r\n0;chunk-signature=%s\r\n\r\n" % ((b"
 
 
 @pytest.mark.parametrize("retries", [False, True], ids=["flows", "whole"])
-def test_chunks_for_s3_are_signed_anew_on_their_way(converse_on: Start, retries: bool):
+def test_chunks_for_s3_are_signed_anew_on_their_way(converse: Start, retries: bool):
     """A body that flows is signed behind its head, one that may go again is whole before it."""
     secret = m.secret("aws", {"id": "AKIATEST", "secret": "REAL-KEY-OF-AWS"})
     refs = {"accessKeyIdRef": {"name": "aws", "key": "id"}, "secretAccessKeyRef": {"name": "aws", "key": "secret"}}
@@ -305,7 +305,7 @@ def test_chunks_for_s3_are_signed_anew_on_their_way(converse_on: Start, retries:
         m.gateway(m.http_listener(8080)), secret, m.backend("a", "a.example", 80, extensions=[extension]),
         m.http_route("r", m.prefix_rule("/", "a", **more)),
     ]  # fmt: skip
-    talk = converse_on(objects)
+    talk = converse(objects)
     head = b"PUT /bucket/key HTTP/1.1\r\nHost: x\r\nX-Amz-Content-SHA256: %b\r\nContent-Length: %d\r\n\r\n"
     talk.client >> head % (SEED, len(THEIRS))
     talk.client >> THEIRS[:50]
@@ -385,10 +385,10 @@ def shown(talk: Conversation) -> bytes:
 
 
 @pytest.mark.parametrize("config", [{}, {"query": "key"}], ids=["header", "query"])
-def test_a_filter_of_responses_is_not_shown_what_was_injected(converse_on: Start, config: Manifest):
+def test_a_filter_of_responses_is_not_shown_what_was_injected(converse: Start, config: Manifest):
     extension = webhook("request-headers", "response-headers")
     objects = [m.gateway(m.http_listener(8080)), *SECRETS, HOOK, keyed("a", **config), m.policy(extensions=[extension])]
-    talk = converse_on([*objects, m.http_route("r", m.prefix_rule("/", "a"))])
+    talk = converse([*objects, m.http_route("r", m.prefix_rule("/", "a"))])
     talk.client >> get(b"of-the-client")
     origin = talk.dialled("a.example", 80)
     assert KEYS["a"] in origin.take(rb"GET .*?\r\n\r\n")[0]
@@ -399,10 +399,10 @@ def test_a_filter_of_responses_is_not_shown_what_was_injected(converse_on: Start
     talk.client << OK_PASSED
 
 
-def test_a_filter_of_another_object_runs_before_a_credential_is_injected_whatever_its_priority(converse_on: Start):
+def test_a_filter_of_another_object_runs_before_a_credential_is_injected_whatever_its_priority(converse: Start):
     extension = webhook("backend-request", "request-headers", priority=1_000_000)
     objects = [m.gateway(m.http_listener(8080)), *SECRETS, HOOK, keyed("a"), m.policy(extensions=[extension])]
-    talk = converse_on([*objects, m.http_route("r", m.prefix_rule("/", "a"))])
+    talk = converse([*objects, m.http_route("r", m.prefix_rule("/", "a"))])
     talk.client >> get(b"of-the-client")
     origin = talk.dialled("a.example", 80)
     assert KEYS["a"] not in shown(talk)
@@ -411,10 +411,10 @@ def test_a_filter_of_another_object_runs_before_a_credential_is_injected_whateve
     talk.client << OK_PASSED
 
 
-def test_a_filter_of_another_object_sees_responses_when_the_credential_is_masked(converse_on: Start):
+def test_a_filter_of_another_object_sees_responses_when_the_credential_is_masked(converse: Start):
     extension = webhook("backend-request", "response-body", priority=-1_000_000)
     objects = [m.gateway(m.http_listener(8080)), *SECRETS, HOOK, keyed("a", scrubResponses=True)]
-    talk = converse_on([*objects, m.policy(extensions=[extension]), m.http_route("r", m.prefix_rule("/", "a"))])
+    talk = converse([*objects, m.policy(extensions=[extension]), m.http_route("r", m.prefix_rule("/", "a"))])
     talk.client >> get(b"of-the-client")
     origin = talk.dialled("a.example", 80)
     origin.take(rb"GET .*?\r\n\r\n")
@@ -423,12 +423,12 @@ def test_a_filter_of_another_object_sees_responses_when_the_credential_is_masked
     talk.client.take(rb"HTTP/1.1 200 OK\r\n.*\r\n\r\n\*{13}")
 
 
-def test_a_filter_of_the_same_object_runs_where_its_priority_says(converse_on: Start):
+def test_a_filter_of_the_same_object_runs_where_its_priority_says(converse: Start):
     own = m.backend(
         "a", "a.example", 80, extensions=[injector("a"), webhook("backend-request", "request-headers", 200)]
     )
     objects = [m.gateway(m.http_listener(8080)), *SECRETS, HOOK, own]
-    talk = converse_on([*objects, m.http_route("r", m.prefix_rule("/", "a"))])
+    talk = converse([*objects, m.http_route("r", m.prefix_rule("/", "a"))])
     talk.client >> get(b"of-the-client")
     origin = talk.dialled("a.example", 80)
     assert KEYS["a"] in shown(talk)

@@ -83,8 +83,8 @@ def test_a_request_in_progress_is_cut_and_logged_as_such(converse: Start):
     assert (talk.record()["reason"], talk.record()["identity"]) == ("identity_killed", WORKER.every[0].name)
 
 
-def test_a_tunnel_is_cut_on_both_sides(converse_on: Start):
-    switch = known(converse_on)
+def test_a_tunnel_is_cut_on_both_sides(converse: Start):
+    switch = known(converse)
     talk = switch.talk
     talk.client >> connect("a.example:443")
     talk.dialled("a.example", 443)
@@ -139,8 +139,8 @@ def test_a_policy_puts_its_subjects_out_of_service_as_the_documentation_writes_i
     talk.no_dial()
 
 
-def test_a_websocket_a_tunnel_of_socks_and_what_waits_in_one_are_cut(converse_on: Start):
-    switch = known(converse_on)
+def test_a_websocket_a_tunnel_of_socks_and_what_waits_in_one_are_cut(converse: Start):
+    switch = known(converse)
     talk = switch.talk
     talk.client >> UPGRADE
     talk.dialled("a.example", 80)
@@ -153,7 +153,7 @@ def test_a_websocket_a_tunnel_of_socks_and_what_waits_in_one_are_cut(converse_on
     assert talk.until(lambda: talk.client.is_gone and (talk.origin.has_eof or talk.origin.is_gone))
     assert talk.record()["reason"] == "identity_killed"
 
-    switch = Switch(converse_on(socks(identity=EVERYBODY)))
+    switch = Switch(converse(socks(identity=EVERYBODY)))
     talk = switch.talk
     greet(talk)
     talk.client >> asks("a.example", 443)

@@ -57,30 +57,28 @@ def passes(talk: Conversation, request: bytes, *would_deny: str) -> None:
 @pytest.mark.parametrize("place", [ROUTE, BACKEND])
 @pytest.mark.parametrize("mode", ["Report", "Open"])
 def test_no_mode_of_a_route_or_backend_lifts_a_deny_of_the_gateway(
-    converse_on: Start, deny: Any, place: tuple[str, str], mode: str
+    converse: Start, deny: Any, place: tuple[str, str], mode: str
 ):
-    talk = converse_on(reverse(objects=(on(*place, mode=mode),), **deny))
+    talk = converse(reverse(objects=(on(*place, mode=mode),), **deny))
     error = refused(talk, PLAIN_GET)
     assert error["rule"] == "EgressPolicy agents/default"
 
 
 @pytest.mark.parametrize("deny", [DENY_A, DENY_RANGE])
 @pytest.mark.parametrize("place", [ROUTE, BACKEND])
-def test_nor_does_it_for_what_a_client_of_the_forward_proxy_names(
-    converse_on: Start, deny: Any, place: tuple[str, str]
-):
-    talk = converse_on(forward_routed(on(*place, mode="Report"), **deny))
+def test_nor_does_it_for_what_a_client_of_the_forward_proxy_names(converse: Start, deny: Any, place: tuple[str, str]):
+    talk = converse(forward_routed(on(*place, mode="Report"), **deny))
     refused(talk, GET)
 
 
 @pytest.mark.parametrize("place", [("TLSRoute", "t"), BACKEND])
-def test_nor_does_it_for_a_tunnel(converse_on: Start, place: tuple[str, str]):
-    talk = converse_on([*tls_routed(**DENY_A), on(*place, mode="Report")])
+def test_nor_does_it_for_a_tunnel(converse: Start, place: tuple[str, str]):
+    talk = converse([*tls_routed(**DENY_A), on(*place, mode="Report")])
     refused(talk, connect("a.example:443"))
 
 
-def test_nor_does_it_for_a_stream(converse_on: Start):
-    talk = converse_on([*plain_stream(**DENY_A), on("TCPRoute", "t", mode="Report")])
+def test_nor_does_it_for_a_stream(converse: Start):
+    talk = converse([*plain_stream(**DENY_A), on("TCPRoute", "t", mode="Report")])
     talk.client >> b"select 1"
     talk.client.is_closed()
     assert talk.record()["reason"] == "destination_denied"
@@ -101,17 +99,17 @@ def test_nor_does_it_for_a_mirror(converse: Start, place: tuple[str, str]):
 
 
 @pytest.mark.parametrize("deny", [DENY_A, DENY_RANGE])
-def test_what_the_gateway_only_reports_passes_and_is_noted(converse_on: Start, deny: Any):
-    talk = converse_on(reverse(mode="Report", **deny))
+def test_what_the_gateway_only_reports_passes_and_is_noted(converse: Start, deny: Any):
+    talk = converse(reverse(mode="Report", **deny))
     passes(talk, PLAIN_GET, "destination_denied" if deny is DENY_A else "resolved_denied")
 
 
 @pytest.mark.parametrize("deny", [DENY_A, DENY_RANGE])
 @pytest.mark.parametrize("place", [ROUTE, BACKEND])
 def test_a_more_specific_policy_enforces_what_the_gateway_only_reports(
-    converse_on: Start, deny: Any, place: tuple[str, str]
+    converse: Start, deny: Any, place: tuple[str, str]
 ):
-    talk = converse_on(reverse(objects=(on(*place, mode="Enforce"),), mode="Report", **deny))
+    talk = converse(reverse(objects=(on(*place, mode="Enforce"),), mode="Report", **deny))
     refused(talk, PLAIN_GET)
 
 
@@ -119,33 +117,33 @@ def test_a_more_specific_policy_enforces_what_the_gateway_only_reports(
 @pytest.mark.parametrize("deny", [DENY_A, DENY_RANGE])
 @pytest.mark.parametrize("place", [ROUTE, BACKEND])
 def test_under_a_gateway_that_enforces_a_route_or_backend_may_report_its_own_denies(
-    converse_on: Start, deny: Any, place: tuple[str, str]
+    converse: Start, deny: Any, place: tuple[str, str]
 ):
-    talk = converse_on(reverse(objects=(on(*place, mode="Report", **deny),), mode="Enforce"))
+    talk = converse(reverse(objects=(on(*place, mode="Report", **deny),), mode="Enforce"))
     passes(talk, PLAIN_GET, "destination_denied" if deny is DENY_A else "resolved_denied")
 
 
 @pytest.mark.parametrize("deny", [DENY_A, DENY_RANGE])
-def test_a_route_does_not_lift_what_its_backend_denies(converse_on: Start, deny: Any):
-    talk = converse_on(reverse(objects=(on(*BACKEND, mode="Enforce", **deny), on(*ROUTE, mode="Report"))))
+def test_a_route_does_not_lift_what_its_backend_denies(converse: Start, deny: Any):
+    talk = converse(reverse(objects=(on(*BACKEND, mode="Enforce", **deny), on(*ROUTE, mode="Report"))))
     refused(talk, PLAIN_GET)
 
 
-def test_what_enforces_goes_before_what_reports(converse_on: Start):
+def test_what_enforces_goes_before_what_reports(converse: Start):
     own = on(*ROUTE, mode="Report", destinations={"deny": [{"hostnames": ["a.example"]}]})
     wide = {"destinations": {"deny": [{"hostnames": ["*.example"]}]}}
-    talk = converse_on(forward_routed(own, **wide))
+    talk = converse(forward_routed(own, **wide))
     assert refused(talk, GET)["rule"] == "EgressPolicy agents/default"
 
 
 @pytest.mark.parametrize("enforcing", ["parent.example", "a.example"])
-def test_what_enforces_goes_before_what_reports_on_the_way_to_a_backend(converse_on: Start, enforcing: str):
+def test_what_enforces_goes_before_what_reports_on_the_way_to_a_backend(converse: Start, enforcing: str):
     (reporting,) = {"parent.example", "a.example"} - {enforcing}
     own = on(*ROUTE, mode="Report", destinations={"deny": [{"hostnames": [reporting]}]})
     b = m.backend("b", "a.example", 443, tls=True, parent={"name": "parent"})
     objects = (b, m.backend("parent", "parent.example", 3128), own)
     deny = {"destinations": {"deny": [{"hostnames": [enforcing]}]}}
-    talk = converse_on(reverse(m.prefix_rule("/", "b"), objects=objects, **deny))
+    talk = converse(reverse(m.prefix_rule("/", "b"), objects=objects, **deny))
     assert refused(talk, PLAIN_GET)["message"] == f"{enforcing} is denied by policy agents/default"
 
 
@@ -168,10 +166,8 @@ def test_one_route_reports_in_one_listener_and_is_refused_in_the_other(converse:
 
 # --- what a tunnel carries -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("modes", [("Enforce", "Report"), ("Open", "Report"), ("Report", "Enforce")])
-def test_a_tunnel_may_carry_another_name_only_where_gateway_and_route_report(
-    converse_on: Start, modes: tuple[str, str]
-):
-    talk = converse_on([*tls_routed(mode=modes[0]), on("TLSRoute", "t", mode=modes[1])])
+def test_a_tunnel_may_carry_another_name_only_where_gateway_and_route_report(converse: Start, modes: tuple[str, str]):
+    talk = converse([*tls_routed(mode=modes[0]), on("TLSRoute", "t", mode=modes[1])])
     tunnel(talk)
     talk.client >> client_hello("b.example")
     talk.client << UNRECOGNIZED_NAME
@@ -182,7 +178,7 @@ def test_a_tunnel_may_carry_another_name_only_where_gateway_and_route_report(
 
 
 @pytest.mark.parametrize("modes", [("Enforce", "Report"), ("Open", "Report"), ("Report", "Enforce")])
-def test_on_a_tls_listener_a_second_hello_holds_for_the_stricter_mode(converse_on: Start, modes: tuple[str, str]):
+def test_on_a_tls_listener_a_second_hello_holds_for_the_stricter_mode(converse: Start, modes: tuple[str, str]):
     objects = [
         m.gateway({"name": "tls", "port": 8443, "protocol": "TLS", "tls": {"mode": "Passthrough"}}),
         m.policy(mode=modes[0]),
@@ -190,7 +186,7 @@ def test_on_a_tls_listener_a_second_hello_holds_for_the_stricter_mode(converse_o
         m.tls_route("t", "a", hostnames=["a.example"]),
         on("TLSRoute", "t", mode=modes[1]),
     ]
-    talk = converse_on(objects)
+    talk = converse(objects)
     talk.client >> client_hello("a.example") + CHANGE + client_hello("b.example")
     talk.dialled("a.example", 443)
     talk.until(lambda: talk.client.has_eof and talk.origin.has_eof)

@@ -19,22 +19,22 @@ def noted(talk: Conversation) -> list[tuple[str, int, InvolvedObject, InvolvedOb
     return [(each.reason, each.count, each.regarding, each.related) for each in talk.metrics.notices.take()]
 
 
-def test_a_request_that_passes_notes_nothing(converse_on: Start):
-    talk = converse_on(forward())
+def test_a_request_that_passes_notes_nothing(converse: Start):
+    talk = converse(forward())
     exchange(talk)
     assert noted(talk) == []
 
 
-def test_a_denial_is_of_the_gateway(converse_on: Start):
-    talk = converse_on(forward(allow=("b.example",)))
+def test_a_denial_is_of_the_gateway(converse: Start):
+    talk = converse(forward(allow=("b.example",)))
     for _ in range(3):
         talk.client >> GET
         assert talk.client.answer()[0] == 403
     assert noted(talk) == [("DestinationNotAllowed", 3, GATEWAY, POLICY)]
 
 
-def test_a_denial_in_a_tunnel_that_is_open_is_noted(converse_on: Start):
-    talk = converse_on(
+def test_a_denial_in_a_tunnel_that_is_open_is_noted(converse: Start):
+    talk = converse(
         [
             m.gateway(m.forward_listener(3128)),
             m.policy(["a.example"]),
@@ -50,8 +50,8 @@ def test_a_denial_in_a_tunnel_that_is_open_is_noted(converse_on: Start):
     assert noted(talk) == [("NotTls", 1, InvolvedObject("TLSRoute", "agents", "inner"), GATEWAY)]
 
 
-def test_a_limit_of_a_route_is_of_the_route(converse_on: Start):
-    talk = converse_on(reverse(limits=LIMIT))
+def test_a_limit_of_a_route_is_of_the_route(converse: Start):
+    talk = converse(reverse(limits=LIMIT))
     request = b"GET / HTTP/1.1\r\nHost: any.example\r\n\r\n"
     talk.client >> request
     talk.dialled("a.example", 80)
@@ -64,8 +64,8 @@ def test_a_limit_of_a_route_is_of_the_route(converse_on: Start):
     assert noted(talk) == [("RequestRate", 2, InvolvedObject("HTTPRoute", "agents", "route"), POLICY)]
 
 
-def test_a_connection_beyond_the_limit_is_noted(converse_on: Start):
-    talk = converse_on(forward(limits={"connections": 1}))
+def test_a_connection_beyond_the_limit_is_noted(converse: Start):
+    talk = converse(forward(limits={"connections": 1}))
     talk.counts_octets = False  # a connection is no exchange
     second = talk.connect()
     (second >> GET).take(rb"HTTP/1.1 503 .*too many connections\n")
@@ -83,9 +83,9 @@ def test_a_connection_beyond_the_limit_is_noted(converse_on: Start):
     ],
 )
 def test_a_connection_beyond_a_limit_is_noted_with_the_limit_and_its_remedy(
-    converse_on: Start, limits: dict[str, int], says: str, remedy: str
+    converse: Start, limits: dict[str, int], says: str, remedy: str
 ):
-    talk = converse_on(forward(limits=limits))
+    talk = converse(forward(limits=limits))
     talk.counts_octets = False
     talk.connection_manager.clients.share = 1
     for _ in range(limits.get("connections", 1) * 3 // 4 - 1):
@@ -96,8 +96,8 @@ def test_a_connection_beyond_a_limit_is_noted_with_the_limit_and_its_remedy(
     assert f": {remedy}" in notice.message
 
 
-def test_a_backend_that_is_not_valid_is_noted_and_a_path_without_a_route_is_not(converse_on: Start):
-    talk = converse_on(reverse(m.prefix_rule("/gone", "no-such")))
+def test_a_backend_that_is_not_valid_is_noted_and_a_path_without_a_route_is_not(converse: Start):
+    talk = converse(reverse(m.prefix_rule("/gone", "no-such")))
     for path in (b"/gone", b"/gone", b"/elsewhere"):
         talk.client >> b"GET " + path + b" HTTP/1.1\r\nHost: any.example\r\n\r\n"
         talk.client.answer()

@@ -50,8 +50,8 @@ def two_ports() -> list[m.Manifest]:
     return [gateway, m.policy(["a.example"])]
 
 
-def test_an_idle_connection_at_another_listener_makes_way(converse_on: Start):
-    talk = converse_on(two_ports())
+def test_an_idle_connection_at_another_listener_makes_way(converse: Start):
+    talk = converse(two_ports())
     talk.counts_octets = False
     talk.connection_manager.clients.states = lambda: [state for port in talk.ports for state in port.states]
     talk.connection_manager.clients.limit = 4
@@ -62,8 +62,8 @@ def test_an_idle_connection_at_another_listener_makes_way(converse_on: Start):
     assert talk.connection_manager.clients.total == 4
 
 
-def test_where_none_is_idle_a_connection_too_many_is_told(converse_on: Start):
-    talk = converse_on(two_ports())
+def test_where_none_is_idle_a_connection_too_many_is_told(converse: Start):
+    talk = converse(two_ports())
     talk.counts_octets = False
     talk.connection_manager.clients.limit = 1
     talk.client >> GET

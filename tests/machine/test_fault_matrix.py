@@ -28,8 +28,7 @@ from egressproxy.upstream.endpoint_health import OutlierDetection
 from tests.gateway.faults import CONNECTIONS, HANDSHAKES, HTTP1, HTTP2, Again, Expected, Seen
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
-from tests.support.fault_proxy import FaultProxy, When
-from tests.support.fault_server import expected
+from tests.support.fault_proxy import FaultProxy, When, expected
 from tests.support.http1_reading import read_responses
 from tests.support.http2_client import Http2Client, head
 from tests.support.pki import Pki

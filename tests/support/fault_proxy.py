@@ -1,13 +1,14 @@
 """FaultProxy: a provider whose connections and responses fail as they are told, in every state that the protocols have.
 
 It speaks HTTP/1.1 or HTTP/2, plain or in TLS, on the loop of the test. `script` has a `Fault` for each connection or
-request to come, in their order; what has none is answered as `expected` of `fault_server` says, so that an answer to
+request to come, in their order; what has none is answered as `expected` says, so that an answer to
 another request, or to half a body, is seen. A fault is what is done, step by step, once its moment has come.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import socket
 import ssl
@@ -22,12 +23,16 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame, RstStreamFrame
 
-from tests.support.fault_server import expected
 from tests.support.http2 import GrpcCall, Http2Server
 
 #: Between two steps: what was done before has arrived.
 _STEP_S = 0.01
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+
+
+def expected(name: str, body: bytes) -> bytes:
+    """The body of the answer to a request with this one."""
+    return f"{name} {hashlib.sha256(body).hexdigest()}".encode()
 
 
 class When(Enum):

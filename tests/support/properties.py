@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import settings
 
 #: Of the profile `quick`.
-QUICK = 25
+QUICK = 15
 
 
 def examples(many: int) -> int:
-    """The examples of one property: 25 where somebody waits; with the profile `pipeline` half as many again as `many`.
+    """The examples of one property: 15 where somebody waits; with the profile `pipeline` half as many again as `many`.
 
     In `quick` they are others every time, so that all who run the tests look at more of them together.
     """

@@ -235,7 +235,7 @@ def cuts(text):
 @pytest.mark.parametrize("api", STREAMS)
 def test_a_stream_is_broken_off_before_the_value_is_told(api):
     url, events_of, _ = STREAMS[api]
-    for pieces in cuts(SAID):
+    for pieces in cuts(SAID)[::5]:
         whole = stream(events_of(pieces))
         result = run(policy(entities=["EMAIL"]), [whole[n : n + 40] for n in range(0, len(whole), 40)], EVENTS, url)
         assert refused(result) == "EMAIL"
@@ -301,7 +301,7 @@ def test_the_last_event_of_a_truncated_response_tells_what_was_sent():
     _responses = pytest.importorskip("openai.lib.streaming.responses._responses")
     types, made = pytest.importorskip("openai.types.responses"), pytest.importorskip("openai._models").construct_type
     url = STREAMS["responses"][0]
-    for pieces in cuts(SAID)[::3]:
+    for pieces in cuts(SAID)[::10]:
         whole = stream(response_events(*pieces))
         sent = [whole[n : n + 50] for n in range(0, len(whole), 50)]
         events = read(run(policy(entities=["EMAIL"], action="Truncate"), sent, EVENTS, url).response_body)

@@ -183,8 +183,8 @@ def test_time_is_linear(unit):
             times.append(time.process_time() - began)
         return min(times)
 
-    short = best(1 << 13)
-    assert best(1 << 16) < 8 * 3 * short + 0.05
+    short = best(1 << 12)
+    assert best(1 << 15) < 8 * 3 * short + 0.05
 
 
 @pytest.mark.parametrize("piece", ["4", "a", "4\u200b"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from egressproxy.ai.apis import framing
 from egressproxy.ai.filters import tool_policy
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, FilterResult, exchange, response
+from tests.support.properties import examples
 
 TYPE = "egressproxy.io/ToolPolicy:v1"
 ALLOWED = {"tools": {"allow": [{"names": ["search", "read_*"]}], "deny": [{"names": ["read_secret*"]}]}}
@@ -539,25 +540,23 @@ GOOD, BAD = '{"amount": 5, "to": "a@shop.test"}', '{"amount": 500, "to": "a@shop
 
 
 @pytest.mark.parametrize("api", STREAMS)
-@settings(max_examples=25, deadline=None)
-@given(cuts=st.lists(st.integers(1, 1500), max_size=8))
-def test_a_stream_is_judged_however_it_is_cut(api: str, cuts: list[int]):
-    for name, arguments, is_allowed in (
-        ("search", "{}", True),
-        ("drop", "{}", False),
-        ("pay", GOOD, True),
-        ("pay", BAD, False),
-    ):
-        body = STREAMS[api](name, arguments)
-        at = [0, *sorted({cut for cut in cuts if cut < len(body)}), len(body)]
-        pieces = tuple(body[a:b] for a, b in pairwise(at))
-        result = ask(PAY, offering("search", "pay"), pieces, "/v1/chat/completions", EVENTS)
-        if is_allowed:
-            assert result.error is None
-            assert result.response_body == body
-        else:
-            assert result.error is not None
-            assert result.error.status == 403
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    call=st.sampled_from([("search", "{}", True), ("drop", "{}", False), ("pay", GOOD, True), ("pay", BAD, False)]),
+    cuts=st.lists(st.integers(1, 1500), max_size=8),
+)
+def test_a_stream_is_judged_however_it_is_cut(api: str, call: tuple[str, str, bool], cuts: list[int]):
+    name, arguments, is_allowed = call
+    body = STREAMS[api](name, arguments)
+    at = [0, *sorted({cut for cut in cuts if cut < len(body)}), len(body)]
+    pieces = tuple(body[a:b] for a, b in pairwise(at))
+    result = ask(PAY, offering("search", "pay"), pieces, "/v1/chat/completions", EVENTS)
+    if is_allowed:
+        assert result.error is None
+        assert result.response_body == body
+    else:
+        assert result.error is not None
+        assert result.error.status == 403
 
 
 @pytest.mark.parametrize("api", ["chat", "anthropic", "responses"])

@@ -141,8 +141,8 @@ def test_a_url_rewrite_of_the_rule_goes_first(converse: Start):
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
-def test_a_body_in_pieces_arrives_whole(converse_on: Start):
-    talk = converse_on(to_mcp())
+def test_a_body_in_pieces_arrives_whole(converse: Start):
+    talk = converse(to_mcp())
     sent = post()
     for at in range(0, len(sent), 11):
         talk.client >> sent[at : at + 11]

@@ -53,7 +53,7 @@ def test_an_event_is_bounded_however_its_lines_are_cut(line: bytes):
 
 @pytest.mark.parametrize("piece", [b"ab", b"data: x"])
 def test_pieces_of_a_line_take_no_more_room_than_it(piece: bytes):
-    stream, count = EventStream(), 1 << 16
+    stream, count = EventStream(), 1 << 13
     stream.feed(b"data: ")
     tracemalloc.start()
     try:

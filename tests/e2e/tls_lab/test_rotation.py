@@ -47,8 +47,7 @@ def issuer_of(sock: socket.socket) -> str:
     return str(issuer[0][0][1])  # type: ignore[index]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_mounted_certificates_keys_and_authorities_are_exchanged(dns: NameServer, tmp_path: Path, workers: str):
+def test_mounted_certificates_keys_and_authorities_are_exchanged(dns: NameServer, tmp_path: Path):
     folders = {name: tmp_path / name for name in ("front", "client", "ca")}
     mount(folders["front"], pair(issue(FRONT, OLD)))
     mount(folders["client"], pair(of_client("first")))
@@ -64,7 +63,7 @@ def test_mounted_certificates_keys_and_authorities_are_exchanged(dns: NameServer
             m.gateway({"name": "https", "port": port, "protocol": "HTTPS", "tls": terminate("front")}),
             m.policy(dns=dns.address, cidrs=ALLOW_LOOPBACK), backend, m.http_route("r", m.prefix_rule("/", "o")),
         ]  # fmt: skip
-        arguments = ["--workers", workers]
+        arguments = ["--workers", "2"]
         for name, folder in folders.items():
             arguments += ["--secret", f"agents/{name}={folder}"]
         plain = get(FRONT, port, absolute=False)

@@ -41,8 +41,8 @@ def asked(talk: Conversation) -> None:
 
 
 # --- 200 -----------------------------------------------------------------------------------------------------------
-def test_a_request_goes_on_when_the_server_says_200(converse_on: Start):
-    talk = converse_on(guarded())
+def test_a_request_goes_on_when_the_server_says_200(converse: Start):
+    talk = converse(guarded())
     talk.client >> GET
     asked(talk)
     talk.origin << ASKED
@@ -96,8 +96,8 @@ def test_a_parent_is_shown_credentials_for_the_server_and_a_407_of_it_lets_nobod
         assert "does not accept the credentials" in talk.record()["detail"]
 
 
-def test_the_connection_to_the_server_is_used_again_and_replaced_when_it_died(converse_on: Start):
-    talk = converse_on(guarded())
+def test_the_connection_to_the_server_is_used_again_and_replaced_when_it_died(converse: Start):
+    talk = converse(guarded())
     origins = []
     for _ in range(2):
         talk.client >> GET
@@ -175,9 +175,9 @@ def test_what_the_server_says_replaces_what_the_client_has_forged(converse: Star
     talk.client << OK_PASSED
 
 
-def test_a_field_that_the_server_alone_may_set_does_not_come_as_a_trailer_either(converse_on: Start):
+def test_a_field_that_the_server_alone_may_set_does_not_come_as_a_trailer_either(converse: Start):
     """Some origins read trailers as fields."""
-    talk = converse_on(guarded(auth(allowedResponseHeaders=["X-User-Id"])))
+    talk = converse(guarded(auth(allowedResponseHeaders=["X-User-Id"])))
     talk.client >> (
         b"POST / HTTP/1.1\r\nHost: app.example\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"2\r\nhi\r\n0\r\nX-User-Id: 1\r\n\r\n"
@@ -227,8 +227,8 @@ def test_the_server_judges_what_was_asked_for_and_not_what_is_made_of_it(convers
 
 # --- anything else -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("status", [b"403 Forbidden", b"401 Unauthorized", b"302 Found", b"201 Created"])
-def test_any_other_status_is_the_answer_with_its_fields_and_its_body(converse_on: Start, status: bytes):
-    talk = converse_on(guarded())
+def test_any_other_status_is_the_answer_with_its_fields_and_its_body(converse: Start, status: bytes):
+    talk = converse(guarded())
     talk.client >> GET
     asked(talk)
     talk.origin << ASKED
@@ -357,8 +357,8 @@ def test_the_time_of_the_request_is_the_time_of_the_question(converse: Start):
     assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "cancelled"): 1}
 
 
-def test_a_client_that_leaves_takes_its_question_along(converse_on: Start):
-    talk = converse_on(guarded())
+def test_a_client_that_leaves_takes_its_question_along(converse: Start):
+    talk = converse(guarded())
     talk.client >> GET
     asked(talk)
     talk.origin << ASKED
@@ -442,8 +442,8 @@ POST_ASKED = b"POST /x HTTP/1.1\r\nHost: app.example\r\nVia: 1.1 gw\r\nContent-L
 POST_FORWARDED = b"POST /x HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nContent-Length: 10\r\n\r\n0123456789"
 
 
-def test_a_body_is_shown_to_the_server_and_goes_on(converse_on: Start):
-    talk = converse_on(guarded(auth(forward=100)))
+def test_a_body_is_shown_to_the_server_and_goes_on(converse: Start):
+    talk = converse(guarded(auth(forward=100)))
     for _ in range(2):
         talk.client >> POST
         asked(talk)
@@ -473,8 +473,8 @@ def test_a_chunked_body_that_waits_to_be_asked_for_is_shown_whole(converse: Star
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 200", b"Transfer-Encoding: chunked"])
-def test_a_longer_body_is_refused_and_nobody_is_asked(converse_on: Start, framing: bytes):
-    talk = converse_on(guarded(auth(forward=100)))
+def test_a_longer_body_is_refused_and_nobody_is_asked(converse: Start, framing: bytes):
+    talk = converse(guarded(auth(forward=100)))
     body = b"x" * 200 if b"Length" in framing else b"c8\r\n" + b"x" * 200 + b"\r\n0\r\n\r\n"
     talk.client >> b"POST /x HTTP/1.1\r\nHost: app.example\r\n%b\r\n\r\n%b" % (framing, body)
     status, _, _, error = talk.client.answer()
@@ -556,8 +556,8 @@ def test_a_body_that_was_shown_passes_the_body_filters_too(converse: Start):
     talk.client << OK_PASSED
 
 
-def test_a_client_that_leaves_within_its_body_asks_nobody(converse_on: Start):
-    talk = converse_on(guarded(auth(forward=100)))
+def test_a_client_that_leaves_within_its_body_asks_nobody(converse: Start):
+    talk = converse(guarded(auth(forward=100)))
     talk.client >> POST[:-3]
     talk.client.leaves()
     assert talk.record()["reason"] == "client_gone"
@@ -568,8 +568,8 @@ def test_a_client_that_leaves_within_its_body_asks_nobody(converse_on: Start):
 DENY_SERVER = {"deny": [{"hostnames": ["auth.example"]}]}
 
 
-def test_a_server_that_is_denied_is_not_asked_and_lets_nothing_pass(converse_on: Start):
-    talk = converse_on(guarded(destinations=DENY_SERVER))
+def test_a_server_that_is_denied_is_not_asked_and_lets_nothing_pass(converse: Start):
+    talk = converse(guarded(destinations=DENY_SERVER))
     talk.client >> GET
     status, _, _, error = talk.client.answer()
     assert (status, error["reason"]) == (403, "destination_denied")
@@ -577,8 +577,8 @@ def test_a_server_that_is_denied_is_not_asked_and_lets_nothing_pass(converse_on:
     talk.no_dial()
 
 
-def test_in_report_mode_a_server_that_would_be_denied_is_asked(converse_on: Start):
-    talk = converse_on(guarded(destinations=DENY_SERVER, mode="Report"))
+def test_in_report_mode_a_server_that_would_be_denied_is_asked(converse: Start):
+    talk = converse(guarded(destinations=DENY_SERVER, mode="Report"))
     talk.client >> GET
     asked(talk)
     talk.origin << ASKED

@@ -85,8 +85,8 @@ def http_of(call: GrpcCall) -> tuple[dict[int, Any], dict[bytes, bytes]]:
     return {tag: value for tag, value in values if tag != 3}, headers  # type: ignore[return-value]
 
 
-def test_a_request_goes_on_when_the_service_allows_it(converse_on: Start):
-    talk = converse_on(guarded())
+def test_a_request_goes_on_when_the_service_allows_it(converse: Start):
+    talk = converse(guarded())
     talk.client >> GET
     service = Service(talk)
     call = service.asked()
@@ -108,8 +108,8 @@ def test_a_request_goes_on_when_the_service_allows_it(converse_on: Start):
     assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "allowed"): 1}
 
 
-def test_all_questions_go_over_one_connection(converse_on: Start):
-    talk = converse_on(guarded())
+def test_all_questions_go_over_one_connection(converse: Start):
+    talk = converse(guarded())
     clients = [talk.client, talk.connect(), talk.connect()]
     clients[0] >> GET
     service = Service(talk)
@@ -172,8 +172,8 @@ def test_what_the_service_says_changes_request_and_answer(converse: Start):
     talk.client << OK_PASSED.replace(b"Via", b"x-seen: yes\r\nVia")
 
 
-def test_a_denial_is_the_answer_with_its_fields_and_its_body(converse_on: Start):
-    talk = converse_on(guarded())
+def test_a_denial_is_the_answer_with_its_fields_and_its_body(converse: Start):
+    talk = converse(guarded())
     talk.client >> GET
     service = Service(talk)
     call = service.asked()
@@ -210,8 +210,8 @@ def test_an_answer_that_is_none_denies(converse: Start, message: bytes | None, s
     talk.no_dial()
 
 
-def test_a_service_that_speaks_http_1_denies(converse_on: Start):
-    talk = converse_on(guarded())
+def test_a_service_that_speaks_http_1_denies(converse: Start):
+    talk = converse(guarded())
     talk.client >> GET
     talk.dialled("auth.example", 9001)
     talk.origin >> b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
@@ -234,8 +234,8 @@ def test_a_service_that_does_not_answer_in_time_denies_and_the_call_is_reset(con
     talk.client.take(rb"HTTP/1.1 403 Forbidden\r\n.*?\r\n\r\n")
 
 
-def test_questions_that_a_leaving_service_did_not_see_are_asked_again(converse_on: Start):
-    talk = converse_on(guarded())
+def test_questions_that_a_leaving_service_did_not_see_are_asked_again(converse: Start):
+    talk = converse(guarded())
     talk.client >> GET
     service = Service(talk)
     service.asked()
@@ -246,8 +246,8 @@ def test_questions_that_a_leaving_service_did_not_see_are_asked_again(converse_o
     talk.until(lambda: service.peer.is_gone or service.peer.has_eof)
 
 
-def test_a_new_connection_that_dies_with_the_question_denies(converse_on: Start):
-    talk = converse_on(guarded())
+def test_a_new_connection_that_dies_with_the_question_denies(converse: Start):
+    talk = converse(guarded())
     talk.client >> GET
     service = Service(talk)
     service.asked()
@@ -256,8 +256,8 @@ def test_a_new_connection_that_dies_with_the_question_denies(converse_on: Start)
     talk.no_dial()
 
 
-def test_a_body_is_shown_to_the_service_and_goes_on(converse_on: Start):
-    talk = converse_on(guarded(body=100))
+def test_a_body_is_shown_to_the_service_and_goes_on(converse: Start):
+    talk = converse(guarded(body=100))
     talk.client >> POST
     service = Service(talk)
     call = service.asked()
@@ -270,8 +270,8 @@ def test_a_body_is_shown_to_the_service_and_goes_on(converse_on: Start):
     talk.client << OK_PASSED
 
 
-def test_a_large_body_is_shown_as_the_window_allows(converse_on: Start):
-    talk = converse_on(guarded(body=65535))
+def test_a_large_body_is_shown_as_the_window_allows(converse: Start):
+    talk = converse(guarded(body=65535))
     body = b"\xff" * 65535
     talk.client >> b"POST /x HTTP/1.1\r\nHost: app.example\r\nContent-Length: 65535\r\n\r\n" + body
     service = Service(talk)
@@ -289,8 +289,8 @@ def test_a_large_body_is_shown_as_the_window_allows(converse_on: Start):
     talk.client.take(rb"HTTP/1.1 403 Forbidden\r\n.*?\r\n\r\n")
 
 
-def test_a_client_that_leaves_takes_its_call_along_and_not_the_connection(converse_on: Start):
-    talk = converse_on(guarded())
+def test_a_client_that_leaves_takes_its_call_along_and_not_the_connection(converse: Start):
+    talk = converse(guarded())
     other = talk.connect()
     talk.client >> GET
     service = Service(talk)
@@ -354,8 +354,8 @@ def test_the_credential_of_the_service_is_masked_in_its_denial(converse: Start):
     assert b"x-saw: **********" in answer.lower()
 
 
-def test_a_backend_that_the_configuration_loses_is_left_when_its_calls_have_ended(converse_on: Start):
-    talk = converse_on(guarded())
+def test_a_backend_that_the_configuration_loses_is_left_when_its_calls_have_ended(converse: Start):
+    talk = converse(guarded())
     talk.client >> GET
     service = Service(talk)
     call = service.asked()

@@ -33,8 +33,8 @@ def users(*more: Any, **sections: Any) -> list[Any]:
     return forward(USERS, *more, identity={"basic": {"secretRef": {"name": "users"}}, **sections})
 
 
-def test_users_are_known_by_their_name(converse_on: Start):
-    talk = converse_on(users())
+def test_users_are_known_by_their_name(converse: Start):
+    talk = converse(users())
     talk.client >> GET
     status, phrase, fields, _ = talk.client.answer()
     assert (status, phrase) == (

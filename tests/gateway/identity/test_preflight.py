@@ -32,8 +32,8 @@ def refused(talk: Conversation, request: bytes, status: int = 401) -> str:
     return bytes(phrase).decode()
 
 
-def test_the_route_answers_and_no_backend_is_asked(converse_on: Start):
-    talk = converse_on(known())
+def test_the_route_answers_and_no_backend_is_asked(converse: Start):
+    talk = converse(known())
     talk.client >> PREFLIGHT
     talk.client.take(ALLOWED)
     talk.no_dial()

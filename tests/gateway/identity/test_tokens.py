@@ -57,8 +57,8 @@ def is_refused(talk: Conversation, request: bytes, status: int = 407) -> tuple[s
     return phrase.decode(), fields
 
 
-def test_a_service_account_is_known_by_its_token(converse_on: Start):
-    talk = converse_on(tokens())
+def test_a_service_account_is_known_by_its_token(converse: Start):
+    talk = converse(tokens())
     record = is_served(talk, bearer(CLUSTER.token()))
     assert (record["namespace"], record["service_account"]) == ("team", "robot")
     assert record["identity"] == "system:serviceaccount:team:robot"

@@ -40,8 +40,8 @@ def both(*policies: m.Manifest, allow: tuple[str, ...] = ("a.example",), identit
     return [m.gateway(m.forward_listener(3128)), m.policy(allow, identity=identity), *KEYS, *policies]
 
 
-def test_a_tenant_a_share_and_a_name_are_those_of_one_trust_domain(converse_on: Start):
-    talk = converse_on(both())
+def test_a_tenant_a_share_and_a_name_are_those_of_one_trust_domain(converse: Start):
+    talk = converse(both())
     ours = is_served(talk, bearer(CLUSTER.token()))
     theirs = is_served(talk, bearer(PARTNER.token()))  # over a connection of its own
     assert (ours["namespace"], ours["identity"]) == ("team", "system:serviceaccount:team:robot")

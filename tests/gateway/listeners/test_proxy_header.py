@@ -39,8 +39,8 @@ def test_a_named_sender_says_whose_a_connection_is(converse: Start, header: byte
     is_known(is_served(talk, GET, is_new=False))
 
 
-def test_on_real_sockets(converse_on: Start):
-    talk = converse_on(forward(identity={**RULES, "proxyProtocol": {"from": ["10.0.0.0/24", "127.0.0.0/8"]}}))
+def test_on_real_sockets(converse: Start):
+    talk = converse(forward(identity={**RULES, "proxyProtocol": {"from": ["10.0.0.0/24", "127.0.0.0/8"]}}))
     is_known(is_served(talk, LINE + GET))
 
 

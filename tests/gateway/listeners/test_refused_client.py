@@ -20,15 +20,15 @@ def is_told(peer: Peer) -> None:
     peer.is_closed()
 
 
-def test_a_client_of_http1_in_http1(converse_on: Start):
-    talk = full(converse_on)
+def test_a_client_of_http1_in_http1(converse: Start):
+    talk = full(converse)
     peer = talk.connect()
     peer >> GET
     is_told(peer)
 
 
-def test_a_client_of_http2_by_goaway(converse_on: Start):
-    talk = full(converse_on)
+def test_a_client_of_http2_by_goaway(converse: Start):
+    talk = full(converse)
     peer, client = talk.connect(), Http2Client()
     client.get(b"/")
     said = client.outgoing()
@@ -50,8 +50,8 @@ def test_one_that_says_nothing_after_a_moment(converse: Start):
     is_told(peer)
 
 
-def test_one_that_has_ended_its_side_at_once(converse_on: Start):
-    talk = full(converse_on)
+def test_one_that_has_ended_its_side_at_once(converse: Start):
+    talk = full(converse)
     peer = talk.connect()
     peer.ends()
     is_told(peer)
@@ -81,8 +81,8 @@ def test_one_that_does_not_end_is_cut(converse: Start):
     assert peer.is_gone
 
 
-def test_it_takes_no_place(converse_on: Start):
-    talk = full(converse_on)
+def test_it_takes_no_place(converse: Start):
+    talk = full(converse)
     is_told(talk.connect() >> GET)
     exchange(talk)
     assert talk.metrics.connections_rejected == {"connection_limit": 1}

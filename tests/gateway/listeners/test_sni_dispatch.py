@@ -41,9 +41,9 @@ def start(converse: Start, pki: Pki, **sections: object) -> Conversation:
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_a_name_of_the_https_listener_is_served_in_http(converse_on: Start, pieces: int):
+def test_a_name_of_the_https_listener_is_served_in_http(converse: Start, pieces: int):
     pki = Pki()
-    talk = start(converse_on, pki)
+    talk = start(converse, pki)
     tls = TlsClient(talk.client, pki, "one.web.example")
     hello = tls.hello()
     step = len(hello) // pieces + 1
@@ -56,8 +56,8 @@ def test_a_name_of_the_https_listener_is_served_in_http(converse_on: Start, piec
     assert [record["listener"] for record in talk.records] == ["web", "web"]
 
 
-def test_a_name_that_is_passed_through_reaches_its_backend_unread(converse_on: Start):
-    talk = start(converse_on, Pki())
+def test_a_name_that_is_passed_through_reaches_its_backend_unread(converse: Start):
+    talk = start(converse, Pki())
     hello = client_hello(PASSED)
     talk.client >> hello[:9]
     talk.no_dial()
@@ -104,8 +104,8 @@ def test_http_does_not_reach_what_is_a_streams(converse: Start, sni: str | None,
 
 
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05\x02\x00\x00\x01\x00"])
-def test_what_is_no_client_hello_is_dropped_and_said(converse_on: Start, first: bytes):
-    talk = start(converse_on, Pki())
+def test_what_is_no_client_hello_is_dropped_and_said(converse: Start, first: bytes):
+    talk = start(converse, Pki())
     talk.client >> first
     talk.client.is_closed()
     assert talk.record()["reason"] == "not_tls"
@@ -132,16 +132,16 @@ def test_a_limit_of_one_connection_leaves_room_for_that_one(converse: Start):
 
 
 @pytest.mark.parametrize("way", ["ends", "leaves", "resets"])
-def test_a_client_that_leaves_within_its_hello_is_forgotten(converse_on: Start, way: str):
-    talk = start(converse_on, Pki())
+def test_a_client_that_leaves_within_its_hello_is_forgotten(converse: Start, way: str):
+    talk = start(converse, Pki())
     talk.client >> client_hello(PASSED)[:20]
     getattr(talk.client, way)()
     talk.until(lambda: not talk.ports[0].state.connections)
     assert not talk.records
 
 
-def test_a_hello_that_is_not_whole_goes_with_its_listener(converse_on: Start):
-    talk = start(converse_on, Pki())
+def test_a_hello_that_is_not_whole_goes_with_its_listener(converse: Start):
+    talk = start(converse, Pki())
     talk.client >> client_hello(PASSED)[:20]
     talk.act(talk.ports[0].stop_accepting)
     talk.act(talk.ports[0].close_idle)

@@ -59,8 +59,8 @@ def is_refused(talk: Conversation, request: bytes, code: ReplyCode, reason: str)
     return record
 
 
-def test_a_name_is_resolved_here_and_bytes_go_both_ways(converse_on: Start):
-    talk = converse_on(socks())
+def test_a_name_is_resolved_here_and_bytes_go_both_ways(converse: Start):
+    talk = converse(socks())
     greet(talk)
     talk.client >> asks("a.example", 22) + b"early"
     talk.dialled("a.example", 22)
@@ -137,8 +137,8 @@ def test_port_0_is_no_port(converse: Start):
 
 
 @pytest.mark.parametrize("command", [2, 3], ids=["BIND", "UDP ASSOCIATE"])
-def test_bind_and_udp_are_refused_with_code_7(converse_on: Start, command: int):
-    talk = converse_on(socks())
+def test_bind_and_udp_are_refused_with_code_7(converse: Start, command: int):
+    talk = converse(socks())
     greet(talk)
     talk.client >> asks("a.example", 443, command)
     talk.client << reply(ReplyCode.COMMAND_NOT_SUPPORTED)
@@ -156,8 +156,8 @@ def test_an_unknown_address_type_is_refused_with_code_8(converse: Start):
     assert talk.record()["reason"] == "not_socks"
 
 
-def test_a_client_of_http_is_told_in_http_what_to_write(converse_on: Start):
-    talk = converse_on(socks())
+def test_a_client_of_http_is_told_in_http_what_to_write(converse: Start):
+    talk = converse(socks())
     talk.client >> b"CONNECT a.example:443 HTTP/1.1\r\n\r\n"
     status, phrase, _, error = talk.client.answer()
     assert (status, error["reason"]) == (400, "not_socks")
@@ -219,8 +219,8 @@ def test_a_filter_that_answers_refuses(converse: Start):
 
 
 # --- what is said inside -------------------------------------------------------------------------------------------
-def test_the_name_in_the_clienthello_has_to_be_the_one_that_was_asked_for(converse_on: Start):
-    talk = converse_on(socks())
+def test_the_name_in_the_clienthello_has_to_be_the_one_that_was_asked_for(converse: Start):
+    talk = converse(socks())
     greet(talk)
     talk.client >> asks("a.example", 443)
     talk.dialled("a.example", 443)
@@ -231,8 +231,8 @@ def test_the_name_in_the_clienthello_has_to_be_the_one_that_was_asked_for(conver
     assert talk.record()["reason"] == "sni_mismatch"
 
 
-def test_http_to_port_80_is_read_and_each_request_is_decided(converse_on: Start):
-    talk = converse_on(socks(allow=("a.example",)))
+def test_http_to_port_80_is_read_and_each_request_is_decided(converse: Start):
+    talk = converse(socks(allow=("a.example",)))
     greet(talk)
     talk.client >> asks("a.example", 80)
     talk.client << CONNECTED
@@ -308,8 +308,8 @@ def test_what_nobody_asks_for_is_taken_and_forgotten(converse: Start):
 
 
 # --- limits ------------------------------------------------------------------------------------------------------
-def test_one_connection_too_many_is_closed(converse_on: Start):
-    talk = converse_on(socks(limits={"connections": 1}))
+def test_one_connection_too_many_is_closed(converse: Start):
+    talk = converse(socks(limits={"connections": 1}))
     talk.counts_octets = False
     second = talk.connect()
     second.is_closed()

@@ -84,8 +84,8 @@ def test_the_port_is_the_one_that_was_dialled(converse: Start, dialled: Any, whe
     talk.dialled("a.example", 8443)
 
 
-def test_a_name_that_is_not_allowed_gets_an_alert(converse_on: Start, dialled: Any):
-    talk = converse_on(transparent())
+def test_a_name_that_is_not_allowed_gets_an_alert(converse: Start, dialled: Any):
+    talk = converse(transparent())
     talk.client >> client_hello("b.example")
     talk.client << ACCESS_DENIED
     talk.client.is_closed()
@@ -310,9 +310,9 @@ def test_half_a_line_is_opaque_where_the_client_ends_with_it(converse: Start, di
 
 
 # --- where from ----------------------------------------------------------------------------------------------------
-def test_a_connection_that_was_not_redirected_is_closed(converse_on: Start):
+def test_a_connection_that_was_not_redirected_is_closed(converse: Start):
     """Without a fixture: on sockets the kernel itself says so, in memory there is no socket."""
-    talk = converse_on(transparent())
+    talk = converse(transparent())
     talk.client.is_closed()
     assert talk.record()["reason"] == "not_redirected"
     assert "redirect with nftables" in talk.record()["detail"]

@@ -27,6 +27,7 @@ from tests.config.compile.kit import FORWARD, compiled, policy
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, connect, forward
+from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer
 
 TYPE = "egressproxy.io/ApprovalHold:v1"
@@ -84,6 +85,40 @@ def test_a_request_waits_is_approved_and_goes_on_alone(converse: Start):
     assert waiting(talk) == []
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.1 307 Elsewhere\r\nLocation: http://b.example/\r\nContent-Length: 0\r\n\r\n", "status 307"),
+        (b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", "status 500"),
+        (None, "upstream_closed"),
+    ],
+    ids=["redirects", "fails", "breaks off"],
+)
+def test_where_the_webhook_fails_the_request_waits_all_the_same_and_an_event_tells_of_it(
+    converse: Start, answer: bytes | None, why: str
+):
+    config = {"webhook": {"group": m.OURS, "kind": "Backend", "name": "hook"}, "webhookPath": "/teams/a?room=on-call"}
+    extension = {"name": "hold", "type": TYPE, "config": config}
+    talk = converse(forward(m.backend("hook", "hook.example", 9000), identity=KNOWN, extensions=[extension]))
+    talk.expects_failures = True
+    talk.client >> GET
+    hook = talk.dialled("hook.example", 9000)
+    assert b"egress.approval.requested" in hook.take(rb"POST /teams/a\?room=on-call HTTP/1.1\r\n.*?\r\n\r\n\{.*\}")[0]
+    if answer is None:
+        hook.leaves()
+    else:
+        hook >> answer
+    (hold,) = waiting(talk)
+    (notice,) = [each for each in talk.metrics.notices.take() if each.reason == "ApprovalWebhookFailed"]
+    assert why in notice.message
+    assert decide(talk, hold["id"], approves=True, why="told by telephone") == 1
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert talk.record()["approval"]["why"] == "told by telephone"
+
+
 def test_a_request_may_be_quiet_for_as_long_as_it_waits(converse: Start):
     talk = held(converse)
     talk.client >> GET
@@ -139,9 +174,9 @@ def test_a_client_that_leaves_takes_its_request_with_it(converse: Start):
 
 
 @pytest.mark.parametrize("request_", [GET, POST, connect("a.example:443")], ids=["head", "body", "tunnel"])
-def test_a_client_that_ends_its_side_while_a_person_is_asked_has_left(converse_on: Start, request_: bytes):
+def test_a_client_that_ends_its_side_while_a_person_is_asked_has_left(converse: Start, request_: bytes):
     extension = {"name": "hold", "type": TYPE, "config": {"timeout": "5m"}}
-    talk = converse_on(forward(identity=KNOWN, extensions=[extension]))
+    talk = converse(forward(identity=KNOWN, extensions=[extension]))
     talk.client >> request_
     assert len(waiting(talk)) == 1
     talk.client.ends()
