@@ -66,6 +66,7 @@ class EnvoyConversation:
     # --- the exchange ----------------------------------------------------------------------------------------------
     def begin(self, exchange: Exchange, configured: ProcessingMode) -> None:
         self.begun = exchange
+        self.pipeline.retries_elsewhere = True  # by Envoy
         self.configured = self.mode = configured
 
     @property

@@ -22,12 +22,11 @@ from egressproxy.gateway.answers import Answer, WholeAnswer
 from egressproxy.gateway.backends.buffered_body import HELD, MADE_BODY, BufferedRequest, invite_body
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
-from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import AttemptCounter, Repeat, call_upstream
+from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, refused_407
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.attempts import reach_with_retries
+from egressproxy.gateway.exchange.attempt_driver import AttemptDriver
 from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, Room, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
@@ -43,6 +42,7 @@ from egressproxy.gateway.exchange.pipeline import (
     OFFER_BODY,
     READMIT,
     RESPOND,
+    RESPOND_SELF,
     SEND,
     SWITCH,
     Pipeline,
@@ -113,7 +113,8 @@ class HttpConnectionManager:
                     self.answer(exchange, client, answer)
                 return
             found: Answer | LocalResponse | None = None
-            for action in pipeline.request(exchange, head, client.state.port, client.server_name, client.tunnel):
+            actions = pipeline.request(exchange, head, client.state.port, client.server_name, client.tunnel)
+            for action in actions:
                 if action == FILTER:
                     steps: FilterSteps = pipeline.steps  # type: ignore[assignment]  # set with the action
                     outcome = run(steps, exchange)
@@ -126,27 +127,23 @@ class HttpConnectionManager:
                     client.start_clock(route.clock_s, route.idle_s)
                 elif action == CALL:
                     client.body_limit = exchange.max_body_bytes
-                    route, body = pipeline.route, pipeline.body  # type: ignore[assignment]
-                    if route.retries is None:
-                        pipeline.choose(exchange)
-                        backend: RouteBackend = pipeline.backend  # type: ignore[assignment]  # `choose` sets it
-                        if backend.mirrors is not None:  # before filters of this backend add its credential
-                            pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
-                        cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
-                        chain = pipeline.response_chain = backend.chain
-                        found = await call_upstream(
-                            client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
-                        )
-                    else:
-                        found = await reach_with_retries(route.retries, exchange, client, route, body)
-                        chain = pipeline.response_chain = pipeline.backend.chain.after_attempts  # type: ignore[union-attr]
+                    body = pipeline.body
+                    pipeline.choose(exchange)
+                    backend: RouteBackend = pipeline.backend  # type: ignore[assignment]  # `choose` sets it
+                    if backend.mirrors is not None:  # before filters of this backend add its credential
+                        pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
+                    cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
+                    chain = pipeline.response_chain = backend.chain
+                    found = await call_upstream(
+                        client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
+                    )
                     if pipeline.held_bytes is not None:
                         body = pipeline.body = None
                         pipeline.held_bytes.release_request()
                     if isinstance(found, LocalResponse):
                         pipeline.answer = await run_response_filters(found, exchange, pipeline)
                     elif exchange.response.status == 407:
-                        raise wanted_credentials(pipeline.cluster)
+                        raise refused_407(pipeline.cluster)
                 elif action == SEND:
                     if chain.response_body is not None:
                         await self.filter_response(exchange, client, chain.response_body, found)  # type: ignore[arg-type]
@@ -168,8 +165,11 @@ class HttpConnectionManager:
                     pipeline.route, _ = await admit_again(exchange, client, pipeline.route, pipeline.listener)  # type: ignore[arg-type]
                 elif action == SWITCH:
                     await switch_protocols(self.accounting, exchange, client)
-                else:
+                elif action == RESPOND_SELF:
                     await self.respond_self(exchange, client, head, pipeline)
+                else:
+                    found = await AttemptDriver(exchange, client).run(actions)
+                    chain = pipeline.response_chain  # type: ignore[assignment]  # set with it
         except FilterAnswered as answered:
             await self.answer_instead(exchange, client, answered)
         except Unauthenticated as error:
@@ -439,15 +439,6 @@ async def answer_taken(client: Client) -> None:
     client.feed_from(Room(client.driver))
     while client.is_write_blocked:
         await PAUSE
-
-
-def wanted_credentials(via: Cluster | AttemptCounter | None) -> UpstreamFault:
-    """Why a 407 does not reach the client, which would send what is meant for us. `via` has given the connection: a
-    parent answers plain http itself; whatever else asks for proxy credentials is no proxy of ours.
-    """
-    if via is not None and via.behind is not None:
-        return refused_credentials(via.behind)
-    return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
 
 
 def has_stray_bytes(exchange: Exchange, client: Client) -> bool:

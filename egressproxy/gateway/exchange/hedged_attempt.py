@@ -11,13 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.backend_body_filters import unfiltered_body
-from egressproxy.gateway.backends.endpoints import HostSet
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import (
     HeldConnection,
     Repeat,
@@ -25,9 +22,9 @@ from egressproxy.gateway.backends.upstream_call import (
     call_upstream,
     filtered_answer,
 )
-from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import ANSWER_S
+from egressproxy.gateway.exchange.hedge_state import CANCELLED, Hedge
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, ResponseHead
@@ -38,71 +35,57 @@ from egressproxy.protocols.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
-#: The result of an attempt that was given up, in metrics.
-CANCELLED: Final = "cancelled"
-
 
 class HedgedAttempt(UpstreamCaller):
-    """`exchange` is its own: what comes of it reaches the client's exchange where it decides. `counted`: the
-    hosts in whose `maxParallelRetries` the attempt counts. `first_byte_s`: an answer has to begin its body within this
-    time; 0.0: its head will do. `ends_at`: when the time of the backend for an attempt is over (monotonic seconds).
+    """`exchange` is its own: what comes of it reaches the client's exchange where it decides. `first_byte_s`: an answer
+    has to begin its body within this time; 0.0: its head will do. `ends_at`: when the time of the backend for an
+    attempt is over (monotonic seconds).
     """
 
     __slots__ = (
         "_body",
         "_client",
+        "_first_byte_s",
         "_handle",
         "_on_over",
-        "backend",
         "began",
-        "counted",
         "driver",
         "ends_at",
-        "error",
         "exchange",
-        "first_byte_s",
         "found",
-        "is_cancelled",
-        "is_first",
+        "hedge",
         "is_over",
         "resources",
-        "target",
     )
 
     def __init__(
         self,
         client: Client,
         exchange: Exchange,
-        backend: RouteBackend,
-        target: UpstreamHost,
+        hedge: Hedge,
         body: bytes | ReplayableBody | None,
-        *,
-        is_first: bool,
+        first_byte_s: float,
     ) -> None:
         """`exchange` is copied; its request is as the client sent it. `body`: None for a request without one."""
         self._client = client
         self._body = body
         self._handle: asyncio.TimerHandle | None = None
         self._on_over: Callable[[HedgedAttempt], None] | None = None
-        self.backend = backend
-        self.target = target
-        self.is_first = is_first
-        self.counted: HostSet | None = None
-        self.first_byte_s = 0.0
+        self._first_byte_s = first_byte_s
+        self.hedge = hedge
         self.resources = HeldConnection()
         self.driver = Driver()
         self.began = monotonic()
         self.ends_at = NEVER
         self.found: Upstream | LocalResponse | None = None
-        self.error: GatewayError | None = None
         self.is_over = False
-        self.is_cancelled = False
         self.exchange = own = exchange.copy()
         own.request = exchange.request.copy()
         if body is not None:
             own.request.body = body.length if isinstance(body, ReplayableBody) else len(body)
         own.fork_state()
         own.attempts = 0
+        backend = hedge.backend
         own.backend = backend.name
         own.series = backend.series
         if backend.denied is not None:
@@ -116,7 +99,7 @@ class HedgedAttempt(UpstreamCaller):
     def cancel(self) -> None:
         """Give the attempt up, and release its resources. The health of the endpoint stays as it is."""
         if not self.is_over:
-            self.is_cancelled = True
+            self.hedge.is_cancelled = True
             self._on_over = None
             self.driver.throw(ClientGone())
         self.discard()
@@ -131,40 +114,43 @@ class HedgedAttempt(UpstreamCaller):
         self.resources.release(reusable=is_reusable)
 
     async def _live(self, repeat: Repeat) -> None:
-        cluster = self.backend.cluster
+        hedge, exchange, resources = self.hedge, self.exchange, self.resources
+        cluster, chain = hedge.backend.cluster, hedge.backend.chain
         assert cluster is not None
         try:
-            found = await call_upstream(
-                self, self.resources, self.exchange, cluster, self.target, self.backend.chain, self._body, repeat
-            )
-            found = await filtered_answer(self.resources, self.exchange, self.backend.chain, found)
-            if self.first_byte_s and not isinstance(found, LocalResponse):
-                await found.first_byte()
+            found = await call_upstream(self, resources, exchange, cluster, hedge.target, chain, self._body, repeat)
+            found = await filtered_answer(resources, exchange, chain, found)
+            if isinstance(found, LocalResponse):
+                hedge.answer = found
+            else:
+                if self._first_byte_s:
+                    await found.first_byte()
+                hedge.response = exchange.response
             self.found = found
         except GatewayError as error:
             error.__traceback__ = error.__context__ = None  # its frames hold what holds the error: no cycle
-            self.error = error
+            hedge.error = error
         except GeneratorExit:
             raise  # the process ends
         except BaseException as error:  # also what a filter may raise to end more than itself
             log.error("internal error in exchange %s", self.exchange.request_id, exc_info=error)
-            self.error = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
+            hedge.error = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
         self.is_over = True
         if self._handle is not None:
             self._handle.cancel()
-        if self.counted is not None:
-            self.counted.end_retry()
-        if self.error is not None:
-            self.resources.fail(self.exchange, self.error)  # of an answer without a first byte
+        if hedge.counted is not None:
+            hedge.counted.end_retry()
+        if hedge.error is not None:
+            resources.fail(exchange, hedge.error)  # of an answer without a first byte
         on_over, self._on_over = self._on_over, None
         if on_over is not None:
             on_over(self)
 
     # --- UpstreamCaller --------------------------------------------------------------------------------------------
     def start_attempt(self) -> None:
-        seconds = self.backend.backend_request_s
-        self.ends_at = self._client.wheel.now + self.backend.clock_s if seconds else NEVER
-        limits = [limit for limit in (seconds, self.first_byte_s) if limit]
+        seconds = self.hedge.backend.backend_request_s
+        self.ends_at = self._client.wheel.now + self.hedge.backend.clock_s if seconds else NEVER
+        limits = [limit for limit in (seconds, self._first_byte_s) if limit]
         if self._handle is not None:
             self._handle.cancel()
         self._handle = asyncio.get_running_loop().call_later(min(limits, default=ANSWER_S), self._late)
@@ -175,7 +161,7 @@ class HedgedAttempt(UpstreamCaller):
         self.driver.throw(error)
 
     def count_attempt(self, result: str) -> None:
-        self.backend.series.attempt(CANCELLED if self.is_cancelled else result)
+        self.hedge.backend.series.attempt(CANCELLED if self.hedge.is_cancelled else result)
 
     def count_answer(self, exchange: Exchange, seconds: float) -> None:
         exchange.series.answered(seconds)
@@ -186,7 +172,7 @@ class HedgedAttempt(UpstreamCaller):
         """See UpstreamCaller. Mirrors get their copies beside the attempt that is sent first."""
         trailers = b""
         if isinstance(body, ReplayableBody):
-            of_backend = self.backend.chain
+            of_backend = self.hedge.backend.chain
             if of_backend.backend_request is None or of_backend.lets_backend_trailers:
                 trailers = body.given_trailers
             body = body.given
@@ -198,7 +184,7 @@ class HedgedAttempt(UpstreamCaller):
         resources = self._client.pipeline
         if resources.mirror_requests is not None:
             sink, resources.mirror_requests = resources.mirror_requests, None
-            unfiltered = unfiltered_body(exchange, self.backend.chain)
+            unfiltered = unfiltered_body(exchange, self.hedge.backend.chain)
             if unfiltered is not None:
                 sink.begin_whole(*unfiltered)
                 sink = upstream
@@ -211,5 +197,5 @@ class HedgedAttempt(UpstreamCaller):
     def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""
         resources = self._client.pipeline
-        resources.backend, resources.cluster = self.backend, self.resources.cluster
+        resources.backend, resources.cluster = self.hedge.backend, self.resources.cluster
         self._client.pass_interim(head, exchange)

@@ -62,6 +62,7 @@ from egressproxy.gateway.exchange.admission import (
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.error_responses import ALLOW
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
+from egressproxy.gateway.exchange.retry_state import RetryState
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.overload.request_gate import Tenant
@@ -122,6 +123,8 @@ class Pipeline(HeldConnection):
         "request_filter",
         "response_chain",
         "response_filter",
+        "retries_elsewhere",
+        "retry_state",
         "route",
         "speaks_http",
         "steps",
@@ -143,6 +146,8 @@ class Pipeline(HeldConnection):
         self.certificates: CertificateCache | None = None
         self.denied: Denied | None = None
         self.speaks_http = False
+        self.retry_state: RetryState | None = None  # for the driver of the attempts, which takes it
+        self.retries_elsewhere = False  # the caller of filters makes attempts of its own
 
     def reset(self) -> None:
         """Forget the rest, when what is held was given back."""
@@ -233,8 +238,12 @@ class Pipeline(HeldConnection):
             if exchange.state:
                 if exchange.take(WAITED):
                     yield READMIT
-                self._narrow(exchange)
-        yield CALL
+                route = self._narrow(exchange)
+        if route.retries is None or self.retries_elsewhere:
+            yield CALL
+        else:
+            state = self.retry_state = RetryState(route.retries, exchange, route, self.body)
+            yield from state.actions()
         answer = self.answer
         if answer is None:
             for steps in self.response_chain.response_phases:  # type: ignore[union-attr]  # the driver has set it
