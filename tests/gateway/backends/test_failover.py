@@ -109,97 +109,6 @@ def test_a_refused_connection_goes_to_the_next_priority_with_its_own_host(conver
     assert talk.series("failovers") == 1
 
 
-def test_a_backend_that_is_down_costs_one_attempt_and_is_then_left_alone(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    refuse(talk, "a")
-    asked(talk, "b")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    for _ in range(5):
-        served_by(talk, "b", is_new=False)
-    talk.no_dial()
-
-
-def test_when_all_have_failed_the_client_gets_the_last_error(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    for name in NAMES:
-        refuse(talk, name)
-    assert talk.client.answer()[0] == 503
-    assert len(talk.record()["attempts_detail"]) == 3
-    talk.no_dial()
-
-
-def test_when_all_are_put_aside_they_are_asked_all_the_same(converse: Start):
-    talk = converse(config("a", "b"))
-    talk.client >> GET
-    refuse(talk, "a")
-    refuse(talk, "b")
-    assert talk.client.answer()[0] == 503
-    served_by(talk, "a")
-
-
-# --- codes -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("status", [429, 500, 502, 503, 529])
-def test_a_post_that_a_code_of_failure_answers_goes_to_the_next_backend_as_the_client_sent_it(
-    converse: Start, status: int
-):
-    talk = converse(config())
-    talk.client >> POST
-    asked(talk, "a", b"POST")
-    talk.origin << b"abcde"
-    answer(talk, status)
-    asked(talk, "b", b"POST")
-    talk.origin << b"abcde"
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
-@pytest.mark.parametrize("status", [400, 401, 404, 504])
-def test_other_codes_are_the_clients(converse: Start, status: int):
-    talk = converse(config())
-    talk.client >> GET
-    asked(talk, "a")
-    answer(talk, status)
-    passed(talk, status)
-    talk.no_dial()
-
-
-def test_the_last_backends_code_reaches_the_client_with_its_fields(converse: Start):
-    talk = converse(config("a", "b"))
-    talk.client >> GET
-    asked(talk, "a")
-    answer(talk, 503)
-    asked(talk, "b")
-    answer(talk, 429, b"Retry-After: 9")
-    assert passed(talk, 429)["retry-after"] == "9"
-
-
-def test_a_backend_that_asks_for_a_pause_gets_it(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    asked(talk, "a")
-    answer(talk, 429, b"Retry-After: 30")
-    asked(talk, "b")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    served_by(talk, "b", is_new=False)
-
-
-def test_one_code_of_failure_does_not_put_a_backend_aside(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    asked(talk, "a")
-    first = talk.origin
-    answer(talk, 500)
-    asked(talk, "b")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    talk.origin = first
-    served_by(talk, "a", is_new=False)
-
-
 # --- broken answers --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 O", b"SSH-2.0-x\r\n"])
 def test_a_head_that_does_not_come_whole_goes_to_the_next_backend(converse: Start, said: bytes):
@@ -213,27 +122,6 @@ def test_a_head_that_does_not_come_whole_goes_to_the_next_backend(converse: Star
     talk.origin << b"abcde"
     talk.origin >> OK
     talk.client << OK_PASSED
-
-
-def test_replay_idempotent_keeps_a_post_that_a_backend_may_have_seen(converse: Start):
-    talk = converse(config(replay="Idempotent"))
-    talk.client >> POST
-    asked(talk, "a", b"POST")
-    talk.origin.resets()
-    assert talk.client.answer()[0] == 502
-    talk.no_dial()
-
-
-def test_replay_idempotent_keeps_a_post_that_was_sent_on_an_idle_connection_which_ends(converse: Start):
-    """Whether it had died before, or ended for what the backend did with the request, cannot be seen from here."""
-    talk = converse(config(replay="Idempotent"))
-    served_by(talk, "a")
-    talk.client >> POST
-    asked(talk, "a", b"POST", is_new=False)
-    talk.origin << b"abcde"
-    talk.origin.ends()
-    assert talk.client.answer()[0] == 502
-    talk.no_dial()
 
 
 # --- the first byte --------------------------------------------------------------------------------------------------
@@ -322,16 +210,6 @@ def test_an_answer_without_a_body_is_not_waited_for(converse: Start, said: bytes
     talk.client << passed
 
 
-def test_without_first_byte_the_head_is_sent_on_as_it_comes(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    asked(talk, "a")
-    talk.origin >> HEAD
-    talk.client << STREAM
-    talk.origin >> b"0\r\n\r\n"
-    talk.client << b"0\r\n\r\n"
-
-
 def test_a_client_that_is_slow_with_its_body_says_nothing_of_the_backend(converse: Start):
     talk = converse(config(firstByte="60ms"))
     talk.client >> POST[:-3]
@@ -396,41 +274,6 @@ def test_a_body_longer_than_that_of_other_retries_is_kept(converse: Start):
             answer(talk, 529)
     talk.origin >> OK
     talk.client << OK_PASSED
-
-
-def test_the_requests_own_time_ends_it(converse: Start):
-    talk = converse(config(rule={"timeouts": {"request": "10s"}}))
-    talk.client >> GET
-    asked(talk, "a")
-    talk.after(11)
-    assert talk.client.answer()[0] == 504
-    talk.no_dial()
-    assert talk.record()["reason"] == "request_timeout"
-
-
-def test_the_rules_retries_begin_again_when_all_were_asked(converse: Start):
-    talk = converse(config("a", "b", rule={"retry": {"attempts": 1, "backoff": "0s"}}))
-    talk.client >> GET
-    refuse(talk, "a")
-    refuse(talk, "b")
-    served = talk.pending_dial()
-    assert served is not None
-    asked(talk, "a")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    assert talk.record()["attempts"] == 3
-
-
-def test_codes_of_the_rules_retries_say_nothing_of_the_backend(converse: Start):
-    rule = {"retry": {"attempts": 1, "codes": [409], "backoff": "0s"}}
-    talk = converse(config("a", "b", rule=rule))
-    for number in range(3):
-        talk.client >> GET
-        for again in range(2):
-            asked(talk, "a", is_new=not number and not again)
-            answer(talk, 409)
-        passed(talk, 409)
-    talk.no_dial()
 
 
 # --- what an attempt takes along -------------------------------------------------------------------------------------
@@ -543,18 +386,6 @@ def test_a_mirror_gets_one_copy_whatever_becomes_of_the_attempts(converse: Start
 
 
 # --- the trail -------------------------------------------------------------------------------------------------------
-def test_the_response_names_the_attempts_where_it_was_asked_for(converse: Start):
-    talk = converse(config(attemptsHeader=True))
-    talk.client >> GET
-    refuse(talk, "a")
-    asked(talk, "b")
-    answer(talk, 429)
-    asked(talk, "c")
-    talk.origin >> b"HTTP/1.1 200 OK\r\nX-Egress-Attempts: forged\r\nContent-Length: 0\r\n\r\n"
-    said = [each.split(";")[:2] for each in passed(talk, 200)["x-egress-attempts"].split(", ")]
-    assert said == [
-        ['"agents/a"', "outcome=upstream_refused"], ['"agents/b"', "outcome=429"], ['"agents/c"', "outcome=200"],
-    ]  # fmt: skip
 
 
 def test_an_error_names_the_attempts_too(converse: Start):
@@ -564,15 +395,6 @@ def test_an_error_names_the_attempts_too(converse: Start):
     status, _, fields, _ = talk.client.answer()
     assert status == 503
     assert fields["X-Egress-Attempts"].startswith('"agents/a";outcome=upstream_refused;ms=')
-
-
-def test_the_response_says_nothing_where_it_was_not_asked_for(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    refuse(talk, "a")
-    asked(talk, "b")
-    talk.origin >> OK
-    talk.client << OK_PASSED
 
 
 # --- endpoints of one backend ----------------------------------------------------------------------------------------
@@ -589,15 +411,6 @@ def refuse_pod(talk: Conversation) -> str:
     address = str(dial.endpoints[0][0])
     talk.refused(address, 8080, UpstreamFault(Reason.CONNECT_REFUSED, "no", status=503, retry=RetrySafety.SAFE))
     return address
-
-
-def test_the_other_endpoints_of_a_backend_are_asked_before_the_next_backend(converse: Start):
-    talk = converse(to_pods("10.1.0.1", "10.1.0.2"))
-    talk.client >> POST
-    assert {refuse_pod(talk), refuse_pod(talk)} == {"10.1.0.1", "10.1.0.2"}
-    asked(talk, "b", b"POST")
-    talk.origin >> OK
-    talk.client << OK_PASSED
 
 
 def test_a_backend_whose_endpoints_are_all_ejected_is_not_asked(converse: Start):
@@ -765,25 +578,6 @@ def calls(**failover: Any) -> list[m.Manifest]:
     ]
 
 
-@pytest.mark.parametrize(("status", "goes_on"), [(b"14", True), (b"8", True), (b"9", False), (b"junk", False)])
-def test_a_call_that_is_refused_goes_to_the_next_backend(converse: Start, status: bytes, goes_on: bool):
-    talk = converse(calls())
-    client = speak_http2(talk)
-    stream = call(client)
-    first = Http2Origin(talk, talk.dialled("a.example", 80))
-    first.waits_for(1)
-    first.responds(1, None, CONTENT, (b"grpc-status", status))
-    if goes_on:
-        second = Http2Origin(talk, talk.dialled("b.example", 80))
-        (seen,) = second.waits_for(1).values()
-        assert bytes(seen.data) == MESSAGE
-        second.responds(1, MESSAGE, CONTENT, trailers=[(b"grpc-status", b"0")])
-        assert bytes(client.answer(stream).data) == MESSAGE
-    else:
-        assert client.answer(stream).is_whole
-        talk.no_dial()
-
-
 def test_a_call_whose_backend_refuses_connections_goes_to_the_next(converse: Start):
     talk = converse(calls())
     client = speak_http2(talk)
@@ -807,18 +601,6 @@ def behind_a_parent(port: int, *, tls: bool) -> list[m.Manifest]:
         m.failover("any", "a", "b"),
         m.http_route("route", m.prefix_rule("/", "any", retry=retry)),
     ]
-
-
-def test_behind_a_parent_another_backend_is_asked_after_a_code_and_none_again(converse: Start):
-    """The parent may ask the same backend again for itself; another backend it does not know."""
-    talk = converse(behind_a_parent(80, tls=False))
-    talk.client >> GET
-    for name in ("a", "b"):
-        talk.dialled("proxy.example", 3128).take(b"GET http://%b.example/ .*?\r\n\r\n" % name.encode())
-        answer(talk, 503)
-    passed(talk, 503)
-    talk.no_dial()
-    assert talk.record()["attempts"] == 2
 
 
 @pytest.mark.parametrize("status", [403, 503])

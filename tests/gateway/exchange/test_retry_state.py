@@ -33,7 +33,8 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
 from egressproxy.telemetry.metrics import Metrics
 from tests.gateway.backends.test_failover import calls, config
-from tests.gateway.backends.test_retries import retrying, through_parent, to_pods
+from tests.gateway.backends.test_retries import SERVICE, retrying, through_parent, to_pods
+from tests.gateway.exchange.test_hedging import FIRST, SECOND, THIRD, hedging
 from tests.gateway.exchange.test_pipeline import MADE, head_of, network, port_of
 from tests.gateway.kit import forward, reverse
 from tests.support import manifests as m
@@ -288,6 +289,28 @@ def test_a_retry_goes_to_an_endpoint_that_was_not_tried():
     assert len(set(played.asked)) == 3
 
 
+def test_when_all_were_tried_one_that_was_not_down_is_tried_again():
+    objects = to_pods("10.0.0.1", "10.0.0.2", retry={"attempts": 5, "codes": [503], "backoff": "0s"})
+    played = Played(objects, refused(), 503, 503, 200)
+    played.run()
+    down, *others = played.asked
+    assert (len(others), down in others) == (3, False)
+
+
+def test_a_backend_without_endpoints_is_left_for_another_one():
+    rule = {
+        "backendRefs": [
+            {"name": "pods", "port": 80, "weight": 1000},
+            {"group": m.OURS, "kind": "Backend", "name": "a", "weight": 1000},
+        ],
+        "retry": {"attempts": 60, "backoff": "0s"},
+    }
+    port = port_of([m.gateway(m.http_listener(8080)), m.http_route("route", rule), SERVICE, *reverse()[2:3]])
+    plays = [Played(port, 200) for _ in range(10)]
+    assert [played.run()[-1] for played in plays] == [p.SEND] * 10
+    assert any(played.trail[:1] == [("pods", "no_endpoint")] for played in plays)
+
+
 def test_no_attempt_goes_to_a_backend_whose_place_is_denied():
     refs = [{"group": m.OURS, "kind": "Backend", "name": name} for name in ("a", "b")]
     rule = m.prefix_rule("/", "a", retry={"attempts": 3, "backoff": "0s"}, backendRefs=refs)
@@ -385,6 +408,21 @@ def test_one_code_of_failure_does_not_put_a_backend_aside_unless_it_asks_for_a_p
         assert played.backends == [following]
 
 
+def test_when_all_are_put_aside_they_are_asked_all_the_same():
+    port = port_of(config("a", "b"))
+    plays = [Played(port, refused()) for _ in range(2)]
+    assert [played.run()[-1] for played in plays] == [r.FAIL] * 2
+    assert plays[0].backends == plays[1].backends == ["a", "b"]
+
+
+def test_codes_of_the_rules_retries_say_nothing_of_the_backend():
+    port = port_of(config("a", "b", rule={"retry": {"attempts": 1, "codes": [409], "backoff": "0s"}}))
+    for _ in range(3):
+        played = Played(port, 409)
+        played.run()
+        assert played.backends == ["a", "a"]
+
+
 @pytest.mark.parametrize("retry", [RetrySafety.IF_IDEMPOTENT, RetrySafety.IF_REUSED])
 def test_replay_idempotent_keeps_a_post_that_a_backend_may_have_seen(retry: RetrySafety):
     assert Played(config(replay="Idempotent"), fault(retry=retry), body=b"abcde").run(POST) == [r.ATTEMPT, r.FAIL]
@@ -467,15 +505,6 @@ def test_the_beginning_of_an_answer_may_tell_of_a_failure(monkeypatch: pytest.Mo
 
 
 # --- hedging -----------------------------------------------------------------------------------------------------
-FIRST, SECOND, THIRD = "10.0.0.1", "10.0.0.2", "10.0.0.3"
-
-
-def hedging(*addresses: str, traffic: dict[str, Any] | None = None, **more: Any) -> list[Manifest]:
-    """One route to a Service with these endpoints, under a policy with hedging."""
-    spec = {"hedgingDelay": "10ms", **more}
-    return [m.policy(traffic={"hedging": spec, **(traffic or {})}), *to_pods(*(addresses or (FIRST, SECOND)))]
-
-
 NAMED = [*reverse()[:1], m.policy(traffic={"hedging": {"hedgingDelay": "10ms"}}), *reverse()[2:]]
 TO_PARENT = [m.policy(traffic={"hedging": {"hedgingDelay": "10ms"}}), *through_parent(0)]
 
