@@ -8,12 +8,11 @@ turns it into a response.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from time import monotonic
 from typing import Final
 
-from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
+from egressproxy.errors import GatewayError, UpstreamFault
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import PARTS, BodyPlan
 from egressproxy.filters.chain import run
@@ -30,18 +29,21 @@ from egressproxy.gateway.exchange.attempt_driver import AttemptDriver
 from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, Room, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
-from egressproxy.gateway.exchange.error_responses import error_event
+from egressproxy.gateway.exchange.error_responses import error_event, internal_fault
 from egressproxy.gateway.exchange.identification import identify
 from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, run_response_filters
 from egressproxy.gateway.exchange.pipeline import (
     ADMIT,
     CALL,
+    END_EVENTS,
     FILTER,
     FILTER_BODY,
     IDENTIFY,
     OFFER_BODY,
     READMIT,
     RESPOND,
+    RESPOND_ERROR,
+    RESPOND_INSTEAD,
     RESPOND_SELF,
     SEND,
     SWITCH,
@@ -56,8 +58,6 @@ from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.net.driver import PAUSE
-
-log = logging.getLogger(__name__)
 
 _IF_STALE: Final = Repeat.IF_STALE  # a member looked up on its class costs 60 ns more
 
@@ -178,10 +178,8 @@ class HttpConnectionManager:
                 self.answer(exchange, client, answer)
             else:
                 self.handle_error(exchange, client, error)
-        except GatewayError as error:
-            self.handle_error(exchange, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
-            self.handle_internal_error(exchange, client, error)
+            self.handle_error(exchange, client, error)
         finally:
             if not pipeline.is_handed_over:
                 self.finish(exchange, client, head)
@@ -357,36 +355,34 @@ class HttpConnectionManager:
         client.send_answer(answer, close=client.pipeline.close, with_body=exchange.method != b"HEAD")
 
     async def answer_instead(self, exchange: Exchange, client: Client, answered: FilterAnswered) -> None:
-        """Send the response that a body filter has made. Where another one has begun, that breaks off."""
+        """RESPOND_INSTEAD, unless a response has begun."""
         answered.__traceback__ = answered.__context__ = None  # frames of the traceback may hold the error: no cycle
         pipeline = client.pipeline
         try:
-            if exchange.status or client.is_lost:
+            if pipeline.end(exchange, answered, is_lost=client.is_lost) != RESPOND_INSTEAD:
                 raise answered
             if pipeline.upstream is not None:
                 pipeline.release(reusable=pipeline.upstream.is_reusable)
             self.answer(exchange, client, await run_response_filters(answered.answer, exchange, pipeline))
-        except GatewayError as error:
-            self.handle_error(exchange, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
-            self.handle_internal_error(exchange, client, error)
+            self.handle_error(exchange, client, error)
 
-    def handle_error(self, exchange: Exchange, client: Client, error: GatewayError) -> None:
-        """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
+    def handle_error(self, exchange: Exchange, client: Client, failure: BaseException) -> None:
+        """An error ends the exchange, as `Pipeline.end` says. What is no GatewayError is a fault of ours, or of a
+        filter.
+        """
+        error = (
+            failure if isinstance(failure, GatewayError) else internal_fault(failure, f"exchange {exchange.request_id}")
+        )
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         pipeline = client.pipeline
         self.accounting.record_error(exchange, pipeline, error)
-        response_filter = pipeline.response_filter
+        action, response_filter = pipeline.end(exchange, error, is_lost=client.is_lost), pipeline.response_filter
         pipeline.fail(exchange, error)
-        if client.is_lost or isinstance(error, ClientGone) or exchange.status:
+        if action != RESPOND_ERROR:
             pipeline.close = True
             last = b""
-            if (
-                response_filter is not None
-                and exchange.status
-                and not client.is_lost
-                and not isinstance(error, ClientGone)
-            ):
+            if action == END_EVENTS and response_filter is not None:
                 form = PRODUCTS.error_form(exchange, client.backends)
                 last = error_event(error, exchange, form, response_filter.chain, response_filter.tail)
             if last:
@@ -401,12 +397,6 @@ class HttpConnectionManager:
         if trail is not None and trail.is_shown:
             answer = replace(answer, fields=(*answer.fields, (ATTEMPTS_FIELD, trail.field)))
         self.answer(exchange, client, answer)
-
-    def handle_internal_error(self, exchange: Exchange, client: Client, error: BaseException) -> None:
-        """A fault of ours, or of a filter, ends the exchange: as `handle_error`, with the traceback in the log."""
-        log.error("internal error in exchange %s", exchange.request_id, exc_info=error)
-        fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
-        self.handle_error(exchange, client, fault)
 
     def finish(self, exchange: Exchange, client: Client, head: RequestHead | None) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes. `head` is None for bytes

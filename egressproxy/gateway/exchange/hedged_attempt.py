@@ -8,11 +8,10 @@ stays.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from time import monotonic
 
-from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
+from egressproxy.errors import ClientGone, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.backend_body_filters import unfiltered_body
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import (
@@ -24,6 +23,7 @@ from egressproxy.gateway.backends.upstream_call import (
 )
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import ANSWER_S
+from egressproxy.gateway.exchange.error_responses import internal_fault
 from egressproxy.gateway.exchange.hedge_state import CANCELLED, Hedge
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -32,8 +32,6 @@ from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.upstream import Upstream
-
-log = logging.getLogger(__name__)
 
 
 class HedgedAttempt(UpstreamCaller):
@@ -133,8 +131,7 @@ class HedgedAttempt(UpstreamCaller):
         except GeneratorExit:
             raise  # the process ends
         except BaseException as error:  # also what a filter may raise to end more than itself
-            log.error("internal error in exchange %s", self.exchange.request_id, exc_info=error)
-            hedge.error = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
+            hedge.error = internal_fault(error, f"exchange {exchange.request_id}")
         self.is_over = True
         if self._handle is not None:
             self._handle.cancel()

@@ -26,7 +26,18 @@ phase follows from that. Equal results give equal actions, so tests and `explain
 | NOTE_ECH | counts a ClientHello with ECH | |
 | TERMINATE | ends the client's TLS with the listener's own certificate | |
 
-A failure of an action is raised by the driver, and the pipeline is given up. Results are read into local names after a
+A failure of an action is raised by the driver, and the generator is given up. `end` says what the error becomes, and
+behind that the driver accounts for the exchange, once, unless a tunnel has it:
+
+| last action | the driver … |
+|---|---|
+| RESPOND_INSTEAD | sends the response that a body filter has made |
+| RESPOND_ERROR | answers with the error |
+| END_EVENTS | ends a stream of events with one that tells of the error; breaks another body off |
+| REFUSE | closes a stream, with a TLS alert where policy is the reason |
+| BREAK_OFF | closes the connection, or resets the stream of HTTP/2: what was sent must not look whole |
+
+Results are read into local names after a
 `yield`: type checker and compiler take an attribute that was tested before the `yield` for unchanged.
 """
 
@@ -37,10 +48,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from egressproxy.errors import Denied
+from egressproxy.errors import ClientGone, Denied, GatewayError
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain
-from egressproxy.filters.filter_step import FilterSteps
+from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.gateway.backends.mirror_request import MirrorRequests
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -93,6 +104,11 @@ INTERCEPT: Final = "intercept"
 TUNNEL: Final = "tunnel"
 NOTE_ECH: Final = "note ECH"
 TERMINATE: Final = "terminate TLS"
+RESPOND_INSTEAD: Final = "respond instead"
+RESPOND_ERROR: Final = "respond with the error"
+END_EVENTS: Final = "end the events"
+REFUSE: Final = "refuse the stream"
+BREAK_OFF: Final = "break off"
 
 #: The answer of the last hop that Max-Forwards allows (RFC 9110 section 7.6.2).
 LAST_HOP: Final = LocalResponse(200, ((b"Allow", ALLOW),))
@@ -116,6 +132,7 @@ class Pipeline(HeldConnection):
         "exchange",
         "held_bytes",
         "is_handed_over",
+        "is_stream",
         "listener",
         "mirror_requests",
         "on_complete",
@@ -146,6 +163,7 @@ class Pipeline(HeldConnection):
         self.certificates: CertificateCache | None = None
         self.denied: Denied | None = None
         self.speaks_http = False
+        self.is_stream = False  # of no HTTP: nothing can be answered
         self.retry_state: RetryState | None = None  # for the driver of the attempts, which takes it
         self.retries_elsewhere = False  # the caller of filters makes attempts of its own
 
@@ -354,6 +372,7 @@ class Pipeline(HeldConnection):
         """The actions for a stream that began with this ClientHello; None: of TCP. `state` gives the port of now, since
         a handshake may take long. Raises as `name_stream` and `route_of_stream`.
         """
+        self.is_stream = True
         listener = self.listener = name_stream(exchange, state.port, hello)
         if hello is not None and hello.has_ech:
             yield NOTE_ECH
@@ -378,6 +397,17 @@ class Pipeline(HeldConnection):
         exchange.note_denials(*noted)
         exchange.route = route.name
         exchange.series = route.series
+
+    # --- an error ----------------------------------------------------------------------------------------------------
+    def end(self, exchange: Exchange, error: GatewayError, *, is_lost: bool) -> str:
+        """The last action of an exchange that has failed. `is_lost`: the client is gone."""
+        if is_lost or isinstance(error, ClientGone):
+            return BREAK_OFF
+        if exchange.status:
+            return BREAK_OFF if self.response_filter is None else END_EVENTS
+        if self.is_stream:
+            return REFUSE
+        return RESPOND_INSTEAD if isinstance(error, FilterAnswered) else RESPOND_ERROR
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:

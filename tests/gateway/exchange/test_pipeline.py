@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
+from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.filter_step import FilterAnswered, FilterStep
 from egressproxy.gateway.backends.network import Network, NetworkReports
 from egressproxy.gateway.build import build
 from egressproxy.gateway.exchange import pipeline as p
+from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import Port
@@ -288,6 +291,45 @@ def test_a_stream_goes_by_the_name_in_its_client_hello(has_ech: bool):
     other = Played(tls_port())
     assert other.stream(ClientHello("b.example", (), (), has_ech=False)) == [p.IDENTIFY]
     assert other.error is not None
+
+
+GONE = ClientGone()
+STEP = SimpleNamespace(spec=SimpleNamespace(name="filter", source="-"))
+ANSWERED = FilterAnswered(MADE, cast("FilterStep", STEP))
+FAULT = GatewayFault(Reason.INTERNAL, "internal error")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost", "status", "filters_answer", "action"),
+    [
+        (FAULT, False, 0, False, p.RESPOND_ERROR),
+        (FAULT, False, 0, True, p.RESPOND_ERROR),
+        (FAULT, False, 200, False, p.BREAK_OFF),
+        (FAULT, False, 200, True, p.END_EVENTS),
+        (FAULT, True, 0, False, p.BREAK_OFF),
+        (FAULT, True, 200, True, p.BREAK_OFF),
+        (GONE, False, 0, False, p.BREAK_OFF),
+        (GONE, False, 200, True, p.BREAK_OFF),
+        (ANSWERED, False, 0, False, p.RESPOND_INSTEAD),
+        (ANSWERED, False, 200, True, p.END_EVENTS),
+        (ANSWERED, True, 0, False, p.BREAK_OFF),
+    ],
+)
+def test_what_an_error_becomes(error: GatewayError, is_lost: bool, status: int, filters_answer: bool, action: str):
+    played = Played(port_of(forward()))
+    played.exchange.status = status
+    if filters_answer:
+        played.pipeline.response_filter = cast("BodyFilter", object())
+    assert played.pipeline.end(played.exchange, error, is_lost=is_lost) == action
+
+
+def test_a_stream_that_fails_is_refused_until_it_is_open():
+    played = Played(tls_port())
+    played.stream(ClientHello("a.example", (), (), has_ech=False))
+    assert played.pipeline.end(played.exchange, FAULT, is_lost=False) == p.REFUSE
+    assert played.pipeline.end(played.exchange, GONE, is_lost=False) == p.BREAK_OFF
+    played.exchange.status = 200
+    assert played.pipeline.end(played.exchange, FAULT, is_lost=False) == p.BREAK_OFF
 
 
 @given(
