@@ -26,7 +26,7 @@ from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.error_responses import answer_of_call
-from egressproxy.gateway.exchange.phases import answer_of
+from egressproxy.gateway.exchange.filter_answers import answer_of
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldChange

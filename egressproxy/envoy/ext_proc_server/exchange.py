@@ -26,7 +26,7 @@ from egressproxy.envoy.ext_proc_server.response_side import ResponseSide
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, Reason
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.exchange.error_responses import answer_for, error_of_call, internal_fault
-from egressproxy.gateway.exchange.phases import run_response_filters
+from egressproxy.gateway.exchange.filter_answers import run_response_filters
 from egressproxy.gateway.exchange.pipeline import RESPOND_INSTEAD
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.model.grpc_status import GrpcStatus

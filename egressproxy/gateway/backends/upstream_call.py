@@ -272,7 +272,7 @@ async def filtered_answer(
     return answer
 
 
-def refused_407(via: Cluster | AttemptCounter | None) -> UpstreamFault:
+def proxy_credentials_fault(via: Cluster | AttemptCounter | None) -> UpstreamFault:
     """The error in place of a 407, after which the client would send what is meant for us. `via` has given the
     connection: a parent answers plain http itself; any other upstream that asks for proxy credentials is no proxy of
     ours.

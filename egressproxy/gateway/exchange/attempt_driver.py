@@ -16,13 +16,13 @@ from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
-from egressproxy.gateway.backends.upstream_call import call_upstream, filtered_answer, refused_407
+from egressproxy.gateway.backends.upstream_call import call_upstream, filtered_answer, proxy_credentials_fault
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import AttemptTimer
+from egressproxy.gateway.exchange.filter_answers import run_response_filters
 from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
-from egressproxy.gateway.exchange.phases import run_response_filters
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.exchange.retry_state import (
     ATTEMPT,
@@ -202,7 +202,7 @@ class AttemptDriver:
         state, exchange = self._state, self._exchange
         if state.answer is None:
             if exchange.response.status == 407:
-                raise refused_407(pipeline.cluster)
+                raise proxy_credentials_fault(pipeline.cluster)
             if state.body is not None:
                 state.body.forget()
             if state.sessions is not None:

@@ -23,24 +23,24 @@ from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, refused_407
+from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, proxy_credentials_fault
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.attempt_driver import AttemptDriver
 from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, Room, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import error_event, internal_fault
+from egressproxy.gateway.exchange.filter_answers import answer_of, answer_to_browser, run_response_filters
 from egressproxy.gateway.exchange.identification import identify
-from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, run_response_filters
 from egressproxy.gateway.exchange.pipeline import (
-    ADMIT,
+    ADMIT_AGAIN,
     CALL,
     END_EVENTS,
+    ENTER_GATE,
     FILTER,
     FILTER_BODY,
     IDENTIFY,
     OFFER_BODY,
-    READMIT,
     RESPOND,
     RESPOND_ERROR,
     RESPOND_INSTEAD,
@@ -120,7 +120,7 @@ class HttpConnectionManager:
                     outcome = run(steps, exchange)
                     if outcome is not None:
                         pipeline.answer = await answer_of(outcome, steps, exchange, pipeline)
-                elif action == ADMIT:
+                elif action == ENTER_GATE:
                     route: Route = pipeline.route  # type: ignore[assignment]
                     if self.accounting.gate is not None:
                         pipeline.tenant = self.accounting.gate.admit(exchange, route.priority)
@@ -143,7 +143,7 @@ class HttpConnectionManager:
                     if isinstance(found, LocalResponse):
                         pipeline.answer = await run_response_filters(found, exchange, pipeline)
                     elif exchange.response.status == 407:
-                        raise refused_407(pipeline.cluster)
+                        raise proxy_credentials_fault(pipeline.cluster)
                 elif action == SEND:
                     if chain.response_body is not None:
                         await self.filter_response(exchange, client, chain.response_body, found)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ class HttpConnectionManager:
                         await self.relay_response(exchange, client, None, found)  # type: ignore[arg-type]
                     if pipeline.held_bytes is not None and client.is_write_blocked:
                         exchange.first_byte_at = exchange.first_byte_at or monotonic()
-                        await answer_taken(client)
+                        await wait_until_taken(client)
                 elif action == RESPOND:
                     self.answer(exchange, client, pipeline.answer)  # type: ignore[arg-type]
                 elif action == IDENTIFY:
@@ -161,7 +161,7 @@ class HttpConnectionManager:
                     pipeline.body = await self.begin_request_body(exchange, client, head, pipeline.route)  # type: ignore[arg-type]
                 elif action == OFFER_BODY:
                     exchange.keep(HELD, BufferedRequest(client, head))
-                elif action == READMIT:
+                elif action == ADMIT_AGAIN:
                     pipeline.route, _ = await admit_again(exchange, client, pipeline.route, pipeline.listener)  # type: ignore[arg-type]
                 elif action == SWITCH:
                     await switch_protocols(self.accounting, exchange, client)
@@ -423,7 +423,7 @@ class HttpConnectionManager:
                 client.finish(close=close)
 
 
-async def answer_taken(client: Client) -> None:
+async def wait_until_taken(client: Client) -> None:
     """Wait until the client has taken what was held of the answer, or most of it: until then it is held."""
     client.end_attempt()
     client.feed_from(Room(client.driver))

@@ -7,10 +7,10 @@ phase follows from that. Equal results give equal actions, so tests and `explain
 | action | the driver … | and leaves |
 |---|---|---|
 | IDENTIFY | learns who the client is; refuses loops and credentials that do not hold | `exchange.identity` |
-| ADMIT | asks the overload gate, behind policy, and starts the clock of `route` if there is one yet | `tenant` |
+| ENTER_GATE | asks the overload gate, behind policy, and starts the clock of `route` if there is one yet | `tenant` |
 | OFFER_BODY | lets filters of the head ask for the body | |
 | FILTER | runs `steps`, as they stand | `answer`: a filter's, or None |
-| READMIT | decides a request once more that has waited for a person | `route`; of a tunnel `listener`, too |
+| ADMIT_AGAIN | decides a request once more that has waited for a person | `route`; of a tunnel `listener`, too |
 | FILTER_BODY | lets body filters of the route decide how they get the body | `body` |
 | CALL | reaches a backend, and tries again | `answer`, or `exchange.response` and `response_chain` |
 | RESPOND | sends `answer`; the last action | |
@@ -86,10 +86,10 @@ from egressproxy.net.held_bytes import Hold
 from egressproxy.protocols.tls.client_hello import ClientHello
 
 IDENTIFY: Final = "identify"
-ADMIT: Final = "admit"
+ENTER_GATE: Final = "enter gate"
 OFFER_BODY: Final = "offer the body"
 FILTER: Final = "filter"
-READMIT: Final = "readmit"
+ADMIT_AGAIN: Final = "admit again"
 FILTER_BODY: Final = "filter the body"
 CALL: Final = "call"
 RESPOND: Final = "respond"
@@ -227,7 +227,7 @@ class Pipeline(HeldConnection):
         exchange.series = route.series
         if noted:
             exchange.note_denials(*noted)
-        yield ADMIT
+        yield ENTER_GATE
         if head.max_forwards >= 0:
             if head.max_forwards == 0:
                 self.answer = LAST_HOP
@@ -249,13 +249,13 @@ class Pipeline(HeldConnection):
                 return
             if exchange.state:
                 if exchange.take(WAITED):
-                    yield READMIT
+                    yield ADMIT_AGAIN
                 route = self._narrow(exchange)
         if route.filters_request and head.body != 0:
             yield FILTER_BODY
             if exchange.state:
                 if exchange.take(WAITED):
-                    yield READMIT
+                    yield ADMIT_AGAIN
                 route = self._narrow(exchange)
         if route.retries is None or self.retries_elsewhere:
             yield CALL
@@ -279,13 +279,13 @@ class Pipeline(HeldConnection):
 
     def choose(self, exchange: Exchange) -> None:
         """CALL, and TUNNEL: choose a backend of the route. Raises GatewayError where none can serve."""
-        backend = self.backend = self.route.choose()  # type: ignore[union-attr]  # set before ADMIT
+        backend = self.backend = self.route.choose()  # type: ignore[union-attr]  # set before ENTER_GATE
         exchange.backend = backend.name
         exchange.series = backend.series
 
     def _narrow(self, exchange: Exchange) -> Route:
         """The route without the backends that filters exclude. Raises Denied where none is left."""
-        route: Route = self.route  # type: ignore[assignment]  # set before ADMIT
+        route: Route = self.route  # type: ignore[assignment]  # set before ENTER_GATE
         if exchange.backend_choice is not None:
             route = self.route = filtered_route(route, exchange)
         return route
@@ -313,7 +313,7 @@ class Pipeline(HeldConnection):
         is_admitted = authority.port == HTTP_PORT
         if is_admitted:
             ways_to_http_port(listener, authority)
-            yield ADMIT
+            yield ENTER_GATE
             yield ACCEPT
             listener = self.listener
             if self.speaks_http:
@@ -338,7 +338,7 @@ class Pipeline(HeldConnection):
             yield REFUSE_TLS
             return
         if not is_admitted:
-            yield ADMIT
+            yield ENTER_GATE
         if certificates is not None:
             yield INTERCEPT
             return
@@ -361,7 +361,7 @@ class Pipeline(HeldConnection):
                 return
             if exchange.state:
                 if exchange.take(WAITED):
-                    yield READMIT
+                    yield ADMIT_AGAIN
                 self._narrow(exchange)
         self.choose(exchange)
         self.backend.note_denied(exchange)  # type: ignore[union-attr]  # `choose` sets it
@@ -388,7 +388,7 @@ class Pipeline(HeldConnection):
                 yield INTERCEPT
                 return
             self._route_stream(exchange, own)
-        yield ADMIT
+        yield ENTER_GATE
         yield from self._through_route(exchange)
 
     def _route_stream(self, exchange: Exchange, listener: ActiveListener) -> None:

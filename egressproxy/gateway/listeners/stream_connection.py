@@ -20,12 +20,12 @@ from egressproxy.gateway.exchange.error_responses import internal_fault
 from egressproxy.gateway.exchange.identification import identify, identify_stream
 from egressproxy.gateway.exchange.interception import intercept
 from egressproxy.gateway.exchange.pipeline import (
-    ADMIT,
+    ADMIT_AGAIN,
+    ENTER_GATE,
     FILTER,
     IDENTIFY,
     INTERCEPT,
     NOTE_ECH,
-    READMIT,
     REFUSE,
     TERMINATE,
     TUNNEL,
@@ -245,14 +245,14 @@ async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: Stre
         elif action == IDENTIFY:
             named = listener
             identify_stream(exchange, listener, certified, until)
-        elif action == ADMIT:
+        elif action == ENTER_GATE:
             assert route is not None
             if accounting.gate is not None:
                 pipeline.tenant = accounting.gate.admit(exchange, route.priority)
         elif action == FILTER:
             assert pipeline.steps is not None
             await refuse_answer(pipeline.steps, exchange)
-        elif action == READMIT:
+        elif action == ADMIT_AGAIN:
             assert route is not None
             pipeline.route, pipeline.listener = admit_stream_again(exchange, client, route, inner)
         elif action == TERMINATE:

@@ -108,7 +108,7 @@ class Played:
                 taken.append(action)
         except GatewayError as error:
             self.error = error
-        return taken[2:] if taken[:2] == [p.ADMIT, r.BEGIN] else taken
+        return taken[2:] if taken[:2] == [p.ENTER_GATE, r.BEGIN] else taken
 
     def _leave_result(self, action: str) -> None:
         state = self.state = self.pipeline.retry_state
@@ -162,7 +162,7 @@ def test_a_rule_whose_caller_retries_for_itself_is_called_once():
     played = Played(retrying(), 200)
     played.pipeline.retries_elsewhere = True
     actions = played.begin()
-    assert [next(actions), next(actions)] == [p.ADMIT, p.CALL]
+    assert [next(actions), next(actions)] == [p.ENTER_GATE, p.CALL]
 
 
 def test_the_response_of_a_backend_filter_is_final():
@@ -318,7 +318,7 @@ def test_no_attempt_goes_to_a_backend_whose_place_is_denied():
     port = port_of(reverse(rule, objects=(m.backend("b", "b.example", 80),), **deny))
     for _ in range(6):
         played = Played(port, refused())
-        assert played.run()[-1] in (r.FAIL, p.ADMIT)
+        assert played.run()[-1] in (r.FAIL, p.ENTER_GATE)
         assert played.error is not None
         assert (played.error.reason, set(played.asked) <= {"a.example"}) == (Reason.DESTINATION_DENIED, True)
 
@@ -523,7 +523,7 @@ TO_PARENT = [m.policy(traffic={"hedging": {"hedgingDelay": "10ms"}}), *through_p
 )
 def test_who_may_have_several_attempts_at_once(objects: list[Manifest], text: bytes, is_hedged: bool):
     actions = Played(objects, 200).begin(text)
-    assert [next(actions) for _ in range(2)] == [p.ADMIT, r.BEGIN]
+    assert [next(actions) for _ in range(2)] == [p.ENTER_GATE, r.BEGIN]
     assert next(actions) == (r.HEDGE if is_hedged else r.ATTEMPT)
 
 
