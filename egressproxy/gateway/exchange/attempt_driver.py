@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from time import monotonic
 from typing import Final
 
 from egressproxy.errors import LimitExceeded, UpstreamFault
 from egressproxy.filters.base import NextAttempt
-from egressproxy.filters.chain import finish
 from egressproxy.gateway.answers import Answer, BegunAnswer
-from egressproxy.gateway.backends.buffered_body import HELD
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
-from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.upstream_call import call_upstream, filtered_answer, proxy_credentials_fault
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
-from egressproxy.gateway.exchange.body_filter import BodyFilter
-from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.accounting import finish_attempts, finish_earlier
+from egressproxy.gateway.exchange.client import Client, kept_body
 from egressproxy.gateway.exchange.clock import AttemptTimer
 from egressproxy.gateway.exchange.filter_answers import run_response_filters
-from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
+from egressproxy.gateway.exchange.hedging import HedgedCall
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.exchange.retry_state import (
     ATTEMPT,
@@ -42,8 +39,6 @@ from egressproxy.gateway.product_types import ADAPTER, RequestAdapter
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import CHUNKED
-from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.protocols.upstream import Upstream
 
 #: A sleep of nothing has no future, which a driver waits for.
@@ -112,7 +107,7 @@ class AttemptDriver:
                     elif action == READ_BEGINNING:
                         await self._read_beginning(self._upstream)
                     elif action == FAIL:
-                        self._fail()
+                        raise state.error  # type: ignore[misc]  # as FAIL says
                     else:
                         await self._adapt(action, self._adapter)  # type: ignore[arg-type]  # it is there
                 except (UpstreamFault, LimitExceeded) as error:
@@ -231,14 +226,6 @@ class AttemptDriver:
             upstream.whole_body()
         self._client.pipeline.release(reusable=upstream.is_reusable)
 
-    def _fail(self) -> None:
-        error, self._state.error = self._state.error, None
-        assert error is not None
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame: no cycle
-
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -255,40 +242,3 @@ class AttemptDriver:
             state.end()
         if len(state.chosen) > 1 and exchange.state:
             finish_earlier(exchange, self._route, state.chosen)
-
-
-def finish_earlier(exchange: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:
-    """Run `complete` of the filters of backends that were left for others; those of the last one run in the end."""
-    last = chosen[-1]
-    later = {completion.mark for place in (route, last) for completion in place.chain.complete}
-    for backend in chosen:
-        if backend is not last:
-            finish([each for each in backend.chain.complete if each.mark not in later], exchange)
-
-
-def kept_body(
-    exchange: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
-) -> ReplayableBody | None:
-    """The request's body, kept up to `limit` bytes to be sent again; None where it has none. Filters of the rule are
-    before it, so that they see it once, however many attempts there are. `collected`: the body, if it is here already.
-    """
-    length, chain = exchange.request.body, None
-    if route.chain.request_body is not None:
-        chain = client.pipeline.request_chain
-    source = exchange.state.get(HELD) or client
-    if isinstance(collected, ReplayableBody):
-        return collected
-    if collected is not None:
-        return ReplayableBody.whole(collected)
-    if length == 0:
-        return None
-
-    def start(sink: BodySink) -> Reads:
-        if chain is None:
-            source.send_request_body_to(sink)
-            return client
-        body_filter = client.pipeline.request_filter = BodyFilter(exchange, chain, sink, client, client)
-        source.send_request_body_to(body_filter)
-        return body_filter
-
-    return ReplayableBody(length if chain is None or chain.keeps_length else CHUNKED, start, limit, client)

@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.backends.backend_body_filters import streaming_backend_filters, unfiltered_body
+from egressproxy.gateway.backends.buffered_body import HELD
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.body_filter import BodyFilter
@@ -24,6 +25,7 @@ from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.products import PRODUCTS
+from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -417,3 +419,31 @@ class Client(ExchangeClock, Protocol):
 
     def close_if_idle(self) -> bool:
         """Close unless an exchange is being served. Returns whether it closes."""
+
+
+def kept_body(
+    exchange: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
+) -> ReplayableBody | None:
+    """The request's body, kept up to `limit` bytes to be sent again; None where it has none. Filters of the rule are
+    before it, so that they see it once, however many attempts there are. `collected`: the body, if it is here already.
+    """
+    length, chain = exchange.request.body, None
+    if route.chain.request_body is not None:
+        chain = client.pipeline.request_chain
+    source = exchange.state.get(HELD) or client
+    if isinstance(collected, ReplayableBody):
+        return collected
+    if collected is not None:
+        return ReplayableBody.whole(collected)
+    if length == 0:
+        return None
+
+    def start(sink: BodySink) -> Reads:
+        if chain is None:
+            source.send_request_body_to(sink)
+            return client
+        body_filter = client.pipeline.request_filter = BodyFilter(exchange, chain, sink, client, client)
+        source.send_request_body_to(body_filter)
+        return body_filter
+
+    return ReplayableBody(length if chain is None or chain.keeps_length else CHUNKED, start, limit, client)

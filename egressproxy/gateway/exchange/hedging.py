@@ -1,54 +1,55 @@
-"""HedgedCall: the driver of a `HedgeState`: attempts for one request that are under way at once.
+"""Hedging: the driver of a `HedgeState`: attempts for one request that are under way at once.
 
-Who loses is cancelled. However the exchange ends, `result` gives everything back that the winner does not need.
+Each has what a single attempt has (filters, credentials, Host, address checks), and holds what is its own: driver,
+clock, connection, and a copy of the exchange. Who loses is cancelled, as if its client had left: the health of the
+endpoint stays. However the exchange ends, `HedgedCall.result` gives everything back that the winner does not need.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import monotonic
 
+from egressproxy.errors import ClientGone, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
+from egressproxy.gateway.backends.backend_body_filters import unfiltered_body
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import Repeat
+from egressproxy.gateway.backends.upstream_call import (
+    HeldConnection,
+    Repeat,
+    UpstreamCaller,
+    call_upstream,
+    filtered_answer,
+)
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.hedge_state import Hedge, HedgeState
-from egressproxy.gateway.exchange.hedged_attempt import HedgedAttempt
-from egressproxy.gateway.route import Route
+from egressproxy.gateway.exchange.clock import ANSWER_S
+from egressproxy.gateway.exchange.error_responses import internal_fault
+from egressproxy.gateway.exchange.hedge_state import CANCELLED, Hedge, HedgeState
 from egressproxy.model.exchange import AttemptTrail, Exchange
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.net.driver import PAUSE
+from egressproxy.model.message import CHUNKED, ResponseHead
+from egressproxy.net.driver import PAUSE, Driver
+from egressproxy.net.flow_control import BodySink
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.upstream import Upstream
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HedgedCall:
-    """`body`: as it is sent; None for a request without one. `first_byte_s`: see HedgedAttempt. `began`: when the
-    attempt that decides began (monotonic seconds); 0.0 without one.
-    """
+    """The attempts of one request. `began`: when the one that decides began (monotonic seconds); 0.0 without one."""
 
-    __slots__ = ("_attempts", "_body", "_client", "_exchange", "_first_byte_s", "_repeat", "_state", "_timer", "began")
-
-    def __init__(
-        self,
-        state: HedgeState,
-        client: Client,
-        exchange: Exchange,
-        body: bytes | ReplayableBody | None,
-        repeat: Repeat,
-        first_byte_s: float,
-    ) -> None:
-        self._state = state
-        self._client = client
-        self._exchange = exchange
-        self._body = body
-        self._repeat = repeat
-        self._first_byte_s = first_byte_s
-        self._attempts: list[HedgedAttempt] = []  # that have not lost
-        self._timer: asyncio.TimerHandle | None = None
-        self.began = 0.0
+    _state: HedgeState
+    _client: Client
+    _exchange: Exchange
+    _body: bytes | ReplayableBody | None
+    _repeat: Repeat
+    _first_byte_s: float
+    _attempts: list[HedgedAttempt] = field(default_factory=list)  # that have not lost
+    _timer: asyncio.TimerHandle | None = None
+    began: float = 0.0
 
     async def result(self, backend: RouteBackend) -> Upstream | LocalResponse:
         """The decisive answer, of this backend or of one beside it: the client holds its connection then, and the
@@ -75,12 +76,8 @@ class HedgedCall:
                 self.began = decisive.began
                 self._adopt(decisive)
         assert decisive is not None
-        error, decisive.hedge.error = decisive.hedge.error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame: no cycle
+        if decisive.hedge.error is not None:
+            raise decisive.hedge.error
         assert decisive.found is not None
         return decisive.found
 
@@ -144,12 +141,154 @@ class HedgedCall:
             attempt.hedge.backend.series.hedge("won" if attempt.hedge.error is None else "failed")
 
 
-def finish_attempts(exchange: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:
-    """Run `complete` of those filters that ran for each of these attempts: each gives back what is its own."""
-    if not earlier:
-        return
-    chain = route.chain
-    steps = (*(chain.request_headers or ()), *(chain.request_body.steps if chain.request_body is not None else ()))
-    of_request = {step.own_mark for step in steps}
-    for backend in earlier:
-        finish([each for each in backend.chain.complete if each.mark not in of_request], exchange)
+class HedgedAttempt(UpstreamCaller):
+    """`exchange` is its own: what comes of it reaches the client's exchange where it decides. `first_byte_s`: an answer
+    has to begin its body within this time; 0.0: its head will do. `ends_at`: when the time of the backend for an
+    attempt is over (monotonic seconds).
+    """
+
+    __slots__ = (
+        "_body", "_client", "_first_byte_s", "_handle", "_on_over", "began", "driver", "ends_at", "exchange", "found",
+        "hedge", "is_over", "resources",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        client: Client,
+        exchange: Exchange,
+        hedge: Hedge,
+        body: bytes | ReplayableBody | None,
+        first_byte_s: float,
+    ) -> None:
+        """`exchange` is copied; its request is as the client sent it. `body`: None for a request without one."""
+        self._client = client
+        self._body = body
+        self._handle: asyncio.TimerHandle | None = None
+        self._on_over: Callable[[HedgedAttempt], None] | None = None
+        self._first_byte_s = first_byte_s
+        self.hedge = hedge
+        self.resources = HeldConnection()
+        self.driver = Driver()
+        self.began = monotonic()
+        self.ends_at = NEVER
+        self.found: Upstream | LocalResponse | None = None
+        self.is_over = False
+        self.exchange = own = exchange.copy()
+        own.request = exchange.request.copy()
+        if body is not None:
+            own.request.body = body.length if isinstance(body, ReplayableBody) else len(body)
+        own.fork_state()
+        own.attempts = 0
+        backend = hedge.backend
+        own.backend = backend.name
+        own.series = backend.series
+        if backend.denied is not None:
+            backend.note_denied(own)
+
+    def start(self, repeat: Repeat, on_over: Callable[[HedgedAttempt], None]) -> None:
+        """Begin. `on_over` is called in the end, maybe before this returns."""
+        self._on_over = on_over
+        self.driver.start(self._live(repeat))
+
+    def cancel(self) -> None:
+        """Give the attempt up, and release its resources. The health of the endpoint stays as it is."""
+        if not self.is_over:
+            self.hedge.is_cancelled = True
+            self._on_over = None
+            self.driver.throw(ClientGone())
+        self.discard()
+
+    def discard(self) -> None:
+        """Its answer goes nowhere: its connection is used again where all of that is here, else closed."""
+        upstream, is_reusable = self.resources.upstream, False
+        if upstream is not None and self.is_over and not upstream.is_lost:
+            if not upstream.has_ended:
+                upstream.whole_body()
+            is_reusable = upstream.is_reusable
+        self.resources.release(reusable=is_reusable)
+
+    async def _live(self, repeat: Repeat) -> None:
+        hedge, exchange, resources = self.hedge, self.exchange, self.resources
+        cluster, chain = hedge.backend.cluster, hedge.backend.chain
+        assert cluster is not None
+        try:
+            found = await call_upstream(self, resources, exchange, cluster, hedge.target, chain, self._body, repeat)
+            found = await filtered_answer(resources, exchange, chain, found)
+            if isinstance(found, LocalResponse):
+                hedge.answer = found
+            else:
+                if self._first_byte_s:
+                    await found.first_byte()
+                hedge.response = exchange.response
+            self.found = found
+        except GatewayError as error:
+            error.__traceback__ = error.__context__ = None  # its frames hold what holds the error: no cycle
+            hedge.error = error
+        except GeneratorExit:
+            raise  # the process ends
+        except BaseException as error:  # also what a filter may raise to end more than itself
+            hedge.error = internal_fault(error, f"exchange {exchange.request_id}")
+        self.is_over = True
+        if self._handle is not None:
+            self._handle.cancel()
+        if hedge.counted is not None:
+            hedge.counted.end_retry()
+        if hedge.error is not None:
+            resources.fail(exchange, hedge.error)  # of an answer without a first byte
+        on_over, self._on_over = self._on_over, None
+        if on_over is not None:
+            on_over(self)
+
+    # --- UpstreamCaller --------------------------------------------------------------------------------------------
+    def start_attempt(self) -> None:
+        seconds = self.hedge.backend.backend_request_s
+        self.ends_at = self._client.wheel.now + self.hedge.backend.clock_s if seconds else NEVER
+        limits = [limit for limit in (seconds, self._first_byte_s) if limit]
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = asyncio.get_running_loop().call_later(min(limits, default=ANSWER_S), self._late)
+
+    def _late(self) -> None:
+        retry = RetrySafety.SAFE if self.resources.upstream is None else RetrySafety.IF_IDEMPOTENT
+        error = UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
+        self.driver.throw(error)
+
+    def count_attempt(self, result: str) -> None:
+        self.hedge.backend.series.attempt(CANCELLED if self.hedge.is_cancelled else result)
+
+    def count_answer(self, exchange: Exchange, seconds: float) -> None:
+        exchange.series.answered(seconds)
+
+    def send_request(
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
+        """See UpstreamCaller. Mirrors get their copies beside the attempt that is sent first."""
+        trailers = b""
+        if isinstance(body, ReplayableBody):
+            of_backend = self.hedge.backend.chain
+            if of_backend.backend_request is None or of_backend.lets_backend_trailers:
+                trailers = body.given_trailers
+            body = body.given
+        if body is not None:
+            exchange.request.body = CHUNKED if trailers else len(body)
+        upstream.begin(self.driver, exchange.request)
+        upstream.send_head(exchange.request, exchange.upstream_host, pseudonym)
+        sink: BodySink = upstream
+        resources = self._client.pipeline
+        if resources.mirror_requests is not None:
+            sink, resources.mirror_requests = resources.mirror_requests, None
+            unfiltered = unfiltered_body(exchange, self.hedge.backend.chain)
+            if unfiltered is not None:
+                sink.begin_whole(*unfiltered)
+                sink = upstream
+            else:
+                sink.begin(exchange.request, upstream)
+        if body is not None:
+            sink.send_body(body)
+            sink.end_body(trailers)
+
+    def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
+        """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""
+        resources = self._client.pipeline
+        resources.backend, resources.cluster = self.hedge.backend, self.resources.cluster
+        self._client.pass_interim(head, exchange)

@@ -122,30 +122,10 @@ class Pipeline(HeldConnection):
     """
 
     __slots__ = (
-        "answer",
-        "backend",
-        "backend_filter",
-        "body",
-        "certificates",
-        "close",
-        "denied",
-        "exchange",
-        "held_bytes",
-        "is_handed_over",
-        "is_stream",
-        "listener",
-        "mirror_requests",
-        "on_complete",
-        "request_chain",
-        "request_filter",
-        "response_chain",
-        "response_filter",
-        "retries_elsewhere",
-        "retry_state",
-        "route",
-        "speaks_http",
-        "steps",
-        "tenant",
+        "answer", "backend", "backend_filter", "body", "certificates", "close", "denied", "exchange", "held_bytes",
+        "is_handed_over", "is_stream", "listener", "mirror_requests", "on_complete", "request_chain",
+        "request_filter", "response_chain", "response_filter", "retries_elsewhere", "retry_state", "route",
+        "speaks_http", "steps", "tenant",
     )  # fmt: skip
 
     def __init__(self) -> None:

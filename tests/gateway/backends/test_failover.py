@@ -14,13 +14,10 @@ from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT
 from egressproxy.model.fields import Fields
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
-from tests.gateway.exchange.test_grpc_answers import CONTENT, MESSAGE, call
-from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import OK, OK_PASSED
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 from tests.support.http2 import Http2Origin
-from tests.support.http2_client import raw_frame
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nabcde"
@@ -71,11 +68,6 @@ def passed(talk: Conversation, status: int) -> dict[str, str]:
 
 
 # --- which one -------------------------------------------------------------------------------------------------------
-def test_the_lowest_priority_number_serves(converse: Start):
-    talk = converse(config())
-    served_by(talk, "a")
-    assert talk.record()["backend"] == "agents/a"
-    assert "attempts" not in talk.record()
 
 
 def test_equal_priorities_share_the_requests_by_weight(converse: Start):
@@ -107,21 +99,6 @@ def test_a_refused_connection_goes_to_the_next_priority_with_its_own_host(conver
         ("agents/a", "upstream_refused"), ("agents/b", "200"),
     ]  # fmt: skip
     assert talk.series("failovers") == 1
-
-
-# --- broken answers --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 O", b"SSH-2.0-x\r\n"])
-def test_a_head_that_does_not_come_whole_goes_to_the_next_backend(converse: Start, said: bytes):
-    talk = converse(config())
-    talk.client >> POST
-    asked(talk, "a", b"POST")
-    if said:
-        talk.origin >> said
-    talk.origin.resets()
-    asked(talk, "b", b"POST")
-    talk.origin << b"abcde"
-    talk.origin >> OK
-    talk.client << OK_PASSED
 
 
 # --- the first byte --------------------------------------------------------------------------------------------------
@@ -163,18 +140,6 @@ def test_an_answer_that_ends_before_its_first_byte_goes_to_the_next_backend(conv
     asked(talk, "b", b"POST")
     talk.origin >> OK
     talk.client << OK_PASSED
-
-
-def test_a_body_that_begins_with_no_chunk_goes_to_the_next_backend(converse: Start):
-    talk = converse(config(firstByte="5s"))
-    talk.client >> POST
-    asked(talk, "a", b"POST")
-    talk.origin >> HEAD
-    talk.origin >> b"no chunk\r\n"
-    asked(talk, "b", b"POST")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    assert talk.record()["attempts_detail"][0]["outcome"] == "upstream_bad_response"
 
 
 def test_a_stream_flows_from_its_first_byte_on_and_has_no_such_limit_any_more(converse: Start):
@@ -309,79 +274,11 @@ def test_each_attempt_has_the_credential_of_its_backend_and_no_other(converse: S
     talk.client << OK_PASSED
 
 
-def test_on_a_forward_proxy_the_route_is_the_permission_and_a_deny_holds(converse: Start):
-    objects = [m.gateway(m.forward_listener(3128)), *config()[1:], m.policy([])]
-    get = b"GET http://any.example/ HTTP/1.1\r\nHost: any.example\r\n\r\n"
-    talk = converse(objects)
-    talk.client >> get
-    refuse(talk, "a")
-    asked(talk, "b")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    allow_and_deny = {"allow": [], "deny": [{"hostnames": ["a.example", "b.example"]}]}
-    talk = converse([*objects[:-1], m.policy(destinations=allow_and_deny)])
-    talk.client >> get
-    asked(talk, "c")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    everything = {"allow": [], "deny": [{"hostnames": ["*.example"]}]}
-    talk = converse([*objects[:-1], m.policy(destinations=everything)])
-    talk.client >> get
-    assert talk.client.answer()[0] == 403
-    talk.no_dial()
-
-
-def test_endpoints_that_are_denied_are_left_out_and_where_all_are_it_is_a_403(converse: Start):
-    talk = converse([*config("a", "b"), m.policy(destinations={"deny": [{"hostnames": ["a.example"]}]})])
-    served_by(talk, "b")
-    talk = converse([*config("a", "b"), m.policy(destinations={"deny": [{"hostnames": ["*.example"]}]})])
-    talk.client >> GET
-    assert talk.client.answer()[0] == 403
-    talk.no_dial()
-
-
 def test_a_name_that_leads_to_a_denied_address_ends_the_request(converse: Start):
     talk = converse(config("a", "b"))
     talk.names.zone["a.example"] = (IPv4Address("10.0.0.7"),)
     talk.client >> GET
     assert talk.client.answer()[3]["reason"] == "resolved_denied"
-    talk.no_dial()
-
-
-def test_of_several_references_each_has_its_share_and_a_failover_stays_within_its_endpoints(converse: Start):
-    refs = [
-        {"group": m.OURS, "kind": "Backend", "name": "any", "weight": 1},
-        {"group": m.OURS, "kind": "Backend", "name": "c", "weight": 0},
-    ]
-    objects = [*config("a", "b")[:-1], m.http_route("route", {"backendRefs": refs})]
-    talk = converse(objects)
-    talk.client >> GET
-    refuse(talk, "a")
-    refuse(talk, "b")
-    assert talk.client.answer()[0] == 503
-    talk.no_dial()
-
-
-def test_a_mirror_gets_one_copy_whatever_becomes_of_the_attempts(converse: Start):
-    mirror = {
-        "type": "RequestMirror",
-        "requestMirror": {"backendRef": {"group": m.OURS, "kind": "Backend", "name": "c"}},
-    }
-    talk = converse(config("a", "b", rule={"filters": [mirror]}))
-    talk.client >> GET
-    dials = []
-    for _ in range(3):
-        dial = talk.pending_dial()
-        assert dial is not None
-        name = talk.names.name_of(dial.endpoints[0][0]).partition(".")[0]
-        dials.append(name)
-        if name == "a":
-            refuse(talk, "a")
-        else:
-            asked(talk, name)
-            talk.origin >> OK
-    assert sorted(dials) == ["a", "b", "c"]
-    talk.client << OK_PASSED
     talk.no_dial()
 
 
@@ -425,21 +322,6 @@ def test_a_backend_whose_endpoints_are_all_ejected_is_not_asked(converse: Start)
     talk.client = talk.connect()
     served_by(talk, "b")
     assert "attempts" not in talk.record()
-
-
-def test_a_circuit_that_is_open_leads_to_the_next_backend(converse: Start):
-    talk = converse(to_pods("10.1.0.1", circuitBreaker={"maxParallelRequests": 1}))
-    first, second = talk.client, talk.connect()
-    first >> GET
-    talk.dialled("10.1.0.1", 8080)
-    busy = talk.origin
-    second >> GET
-    asked(talk, "b")
-    talk.origin >> OK
-    second << OK_PASSED
-    busy.take(rb"GET .*?\r\n\r\n")
-    busy >> OK
-    first << OK_PASSED
 
 
 # --- coming back -----------------------------------------------------------------------------------------------------
@@ -521,25 +403,6 @@ def test_a_stream_that_is_reset_goes_to_the_next_backend(converse: Start, code: 
     goes_on_to_b(talk)
 
 
-@pytest.mark.parametrize("replay", ["All", "Idempotent"])
-def test_what_a_goaway_has_left_out_goes_to_the_same_backend(converse: Start, replay: str):
-    talk = converse(over_http2(replay=replay))
-    http2_asked(talk).peer >> raw_frame(7, bytes(8))
-    again = Http2Origin(talk, talk.dialled("a.example", 80))
-    (seen,) = again.waits_for(1).values()
-    assert bytes(seen.data) == b"abcde"
-    again.responds(1)
-    talk.client << OK_PASSED
-    assert talk.record()["attempts_detail"][0]["backend"] == "agents/a"
-
-
-def test_a_code_of_failure_of_a_stream_goes_to_the_next_backend(converse: Start):
-    talk = converse(over_http2())
-    http2_asked(talk).responds(1, b"no", (b"retry-after", b"30"), status=b"429")
-    goes_on_to_b(talk)
-    served_by(talk, "b", is_new=False)
-
-
 def test_a_stream_without_a_first_byte_goes_to_the_next_backend_and_is_reset(converse: Start):
     talk = converse(over_http2(firstByte="60ms"))
     origin = http2_asked(talk)
@@ -576,17 +439,6 @@ def calls(**failover: Any) -> list[m.Manifest]:
         m.failover("any", "a", "b", **failover),
         m.manifest("gateway.networking.k8s.io/v1", "GRPCRoute", "route", "agents", spec=spec),
     ]
-
-
-def test_a_call_whose_backend_refuses_connections_goes_to_the_next(converse: Start):
-    talk = converse(calls())
-    client = speak_http2(talk)
-    stream = call(client)
-    refuse(talk, "a")
-    second = Http2Origin(talk, talk.dialled("b.example", 80))
-    second.waits_for(1)
-    second.responds(1, MESSAGE, CONTENT, trailers=[(b"grpc-status", b"0")])
-    assert bytes(client.answer(stream).data) == MESSAGE
 
 
 # --- parents --------------------------------------------------------------------------------------------------------

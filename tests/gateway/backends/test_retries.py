@@ -214,48 +214,6 @@ def test_a_body_filter_sees_the_body_once(converse: Start):
 
 
 # --- each attempt is a request of its own ----------------------------------------------------------------------------
-class Stamp(Filter):
-    """A backend-request filter, as an injector of credentials is one."""
-
-    def __init__(self) -> None:
-        self.runs = 0
-
-    def backend_request(self, x: Exchange) -> None:
-        self.runs += 1
-        x.request.fields.add(b"x-key", b"%b-%d" % (x.backend.encode(), self.runs))
-
-
-def test_each_attempt_has_the_credential_of_its_own_backend_and_no_other(converse: Start):
-    rule = {
-        "backendRefs": [{"group": m.OURS, "kind": "Backend", "name": name, "weight": 1} for name in ("a", "b")],
-        "retry": {"attempts": 40, "codes": [503], "backoff": "0s"},
-    }
-    stamped = {"extensions": [scripted_filter("stamp", "backend-request")]}
-    talk = converse(
-        [
-            m.gateway(m.http_listener(8080)),
-            m.backend("a", "a.example", 80, **stamped),
-            m.backend("b", "b.example", 80, **stamped),
-            m.http_route("route", rule),
-        ],
-        filters={"stamp": Stamp()},
-    )
-    talk.client >> GET
-    seen = set()
-    for number in range(1, 41):
-        if talk.dialer.dials:
-            host = talk.names.name_of(talk.dialer.dials[0].endpoints[0][0])
-            talk.dialled(host, 80)
-        peer = next(origin for origin in talk.origins if origin.got)
-        sent = peer.take(rb"GET / HTTP/1.1\r\nHost: (\w)\.example\r\nx-key: agents/(\w)-(\d+)\r\nVia: 1.1 gw\r\n\r\n")
-        assert sent[1] == sent[2]
-        assert int(sent[3]) == number
-        seen.add(sent[1])
-        if seen == {b"a", b"b"}:
-            peer >> OK
-            break
-        peer >> b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"
-    talk.client << OK_PASSED
 
 
 class Slots(Filter):
@@ -312,29 +270,6 @@ def test_the_endpoints_of_a_service_take_turns(converse: Start):
     assert sorted(hosts) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
 
-def test_an_endpoint_that_refused_is_not_asked_again_while_another_is_left(converse: Start):
-    talk = converse(to_pods("10.0.0.1", "10.0.0.2", "10.0.0.3", retry={"attempts": 2, "backoff": "0s"}))
-    talk.client >> GET
-    other = talk.connect()
-    hosts = []
-    for turn in range(3):
-        dial = talk.pending_dial()
-        assert dial is not None
-        hosts.append(str(dial.endpoints[0][0]))
-        if turn == 0:  # somebody else takes turns meanwhile
-            for _ in range(2):
-                other >> GET
-                dials = talk.dialer.dials
-                dials.append(dials.pop(0))
-                talk.dialled(str(dials[0].endpoints[0][0]), 8080)
-                answers(talk, 200)
-                other.take(rb"HTTP/1.1 200 .*no")
-                talk.origin.leaves()
-        refuse(talk, hosts[-1], 8080)
-    assert sorted(hosts) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
-    assert talk.client.answer()[0] == 503
-
-
 # --- time ------------------------------------------------------------------------------------------------------------
 def test_an_attempt_that_takes_too_long_is_followed_by_another(converse: Start):
     talk = converse(retrying(1, timeouts={"backendRequest": "2s"}))
@@ -348,19 +283,6 @@ def test_an_attempt_that_takes_too_long_is_followed_by_another(converse: Start):
     talk.origin >> OK
     talk.client << OK_PASSED
     assert talk.record()["detail"] == "retried after upstream_timeout"
-
-
-def test_the_time_for_the_whole_request_ends_all_attempts(converse: Start):
-    talk = converse(retrying(9, timeouts={"backendRequest": "2s", "request": "5s"}))
-    talk.client >> GET
-    for _ in range(2):
-        talk.dialled("a.example", 80) << SENT
-        talk.after(2.2)
-    talk.dialled("a.example", 80) << SENT
-    talk.after(1.0)
-    assert talk.client.answer()[0] == 504
-    record = talk.record()
-    assert (record["reason"], record["attempts"]) == ("request_timeout", 3)
 
 
 def test_the_time_for_the_whole_request_ends_a_pause(converse: Start):

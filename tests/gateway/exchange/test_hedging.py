@@ -13,11 +13,9 @@ import pytest
 from h2.errors import ErrorCodes
 
 from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
-from egressproxy.gateway.exchange.hedged_attempt import HedgedAttempt
-from egressproxy.gateway.exchange.hedging import HedgedCall
+from egressproxy.gateway.exchange.hedging import HedgedAttempt, HedgedCall
 from egressproxy.ir.policy import HedgingIR
 from egressproxy.model.exchange import Exchange
-from tests.gateway.backends.test_failover import credential
 from tests.gateway.backends.test_retries import to_pods
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
@@ -171,22 +169,6 @@ def test_interim_responses_are_passed_on(converse: Start):
 # --- what fails ---------------------------------------------------------------------------------------------------
 
 
-def test_retries_follow_where_all_attempts_have_failed(converse: Start):
-    talk = converse(hedging(FIRST, SECOND, THIRD, traffic={"retries": {"attempts": 1, "backoff": "1ms"}}))
-    talk.client >> GET
-    first, one = asked(talk)
-    second, two = asked(talk)
-    one.leaves()
-    two.leaves()
-    third, three = asked(talk)
-    assert len({first, second, third}) == 3
-    three >> OK
-    talk.client << OK_PASSED
-    record = talk.record()
-    assert record["detail"] == "retried after upstream_closed; hedged"
-    assert trail(talk) == ["upstream_closed", "upstream_closed", "200"]
-
-
 def test_an_explanation_tells_of_it():
     spec = HedgingIR(0.2, 3, (503,), ("GET", "HEAD"))
     (note,) = RetryPolicy(NO_RETRIES, None, monotonic, spec).notes()
@@ -249,20 +231,6 @@ def test_the_loser_has_not_failed(converse: Start):
     assert states == ["healthy", "healthy"]
 
 
-def test_an_attempt_that_fails_by_itself_counts(converse: Start):
-    passive = {"consecutive5XxErrors": 1, "maxEjectionPercent": 100}
-    talk = converse(hedging(traffic={"healthCheck": {"passive": passive}}))
-    talk.client >> GET
-    _, first = asked(talk)
-    _, hedge = asked(talk)
-    first.leaves()
-    hedge >> OK
-    talk.client << OK_PASSED
-    watched = [each.watched for each in talk.snapshot.clusters.values() if each.watched is not None]
-    states = sorted(health.state.value for each in watched for health in each.healths())
-    assert states == ["ejected", "healthy"]
-
-
 # --- backends -----------------------------------------------------------------------------------------------------
 def test_a_hedge_goes_to_the_next_backend_of_a_failover(converse: Start):
     talk = converse(to_backends("a", "b"))
@@ -307,26 +275,6 @@ def test_a_mirror_gets_one_copy_beside_what_is_sent_first(converse: Start, is_di
     assert places == {"b.example", "c.example"} | ({"a.example"} if is_dialled else set())
     assert is_dialled or held.future.cancelled()
     talk.no_dial()
-
-
-def test_each_attempt_has_the_credential_of_its_backend_alone(converse: Start):
-    objects = [
-        m.gateway(m.http_listener(8080)),
-        m.policy(traffic={"hedging": {"hedgingDelay": "10ms"}}),
-        *(m.backend(name, f"{name}.example", 80, extensions=[credential(name)]) for name in ("a", "b")),
-        *(m.secret(name, {"token": f"of-{name}"}) for name in ("a", "b")),
-        m.failover("any", "a", "b"),
-        m.http_route("route", m.prefix_rule("/", "any", rewrite="/under")),
-    ]
-    talk = converse(objects)
-    talk.client >> GET
-    heads = [dialled(talk)[1].take(ASKED)[0] for _ in range(2)]
-    assert [(b"x-a: of-a" in head, b"x-b: of-b" in head) for head in heads] == [(True, False), (False, True)]
-    assert [head.split(b"\r\n")[:2] for head in heads] == [
-        [b"GET /under/ HTTP/1.1", b"Host: %b.example" % name] for name in (b"a", b"b")
-    ]
-    talk.origin >> OK
-    talk.client << OK_PASSED
 
 
 # --- the end ------------------------------------------------------------------------------------------------------
@@ -453,19 +401,6 @@ def test_over_http_2_the_stream_of_the_loser_is_reset_and_no_other(converse: Sta
     slow.server.h2.send_headers(3, [(b":status", b"200")], end_stream=True)
     slow.goes_on()
     assert client.answer(other).status == 200
-
-
-def test_a_client_of_http_2_and_backends_of_http_1(converse: Start):
-    talk = converse(hedging())
-    client = speak_http2(talk)
-    stream = client.ask(b"GET", b"/", b"x")
-    _, first = asked(talk)
-    _, hedge = asked(talk)
-    hedge >> OK
-    answer = client.answer(stream)
-    assert (answer.status, bytes(answer.data)) == (200, b"hi")
-    assert first.is_gone
-    assert talk.idle == 1
 
 
 def test_over_http_2_both_attempts_at_a_name_may_be_on_one_connection(converse: Start):

@@ -112,6 +112,8 @@ class Played:
 
     def _leave_result(self, action: str) -> None:
         state = self.state = self.pipeline.retry_state
+        if action == p.CALL:
+            self.pipeline.choose(self.exchange)
         if state is None:
             return
         state.now = self.now
@@ -366,8 +368,11 @@ def test_a_call_that_is_refused_goes_to_the_next_backend(status: bytes, goes_on:
     assert played.backends == (["a", "b"] if goes_on else ["a"])
 
 
+FULL = LimitExceeded(Reason.CIRCUIT_OPEN, "full", status=503)
+
+
 # --- fail-over ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("outcome", [refused(), fault(), 429, 500, 502, 503, 529, NextAttempt("not good")])
+@pytest.mark.parametrize("outcome", [refused(), fault(), FULL, 429, 500, 502, 503, 529, NextAttempt("not good")])
 def test_a_failure_goes_to_the_next_priority_without_a_pause(outcome: Outcome):
     played = Played(config(), outcome, 200, body=b"abcde")
     actions = played.run(POST)
@@ -426,6 +431,43 @@ def test_codes_of_the_rules_retries_say_nothing_of_the_backend():
 @pytest.mark.parametrize("retry", [RetrySafety.IF_IDEMPOTENT, RetrySafety.IF_REUSED])
 def test_replay_idempotent_keeps_a_post_that_a_backend_may_have_seen(retry: RetrySafety):
     assert Played(config(replay="Idempotent"), fault(retry=retry), body=b"abcde").run(POST) == [r.ATTEMPT, r.FAIL]
+
+
+@pytest.mark.parametrize("replay", ["All", "Idempotent"])
+def test_what_a_goaway_has_left_out_goes_to_the_same_backend(replay: str):
+    error = fault(retry=RetrySafety.SAFE)
+    error.is_left_out = True
+    played = Played(config(replay=replay), error, 200, body=b"abcde")
+    played.run(POST)
+    assert played.backends == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("denied", "asked"), [(["a.example"], ["b"]), (["a.example", "b.example"], ["c"]), (["*.example"], [])]
+)
+@pytest.mark.parametrize("is_forward", [False, True])
+def test_endpoints_that_are_denied_are_left_out(denied: list[str], asked: list[str], is_forward: bool):
+    deny = [{"hostnames": [name]} for name in denied]
+    objects, text = [*config(), m.policy(destinations={"deny": deny})], GET
+    if is_forward:  # the route is the permission
+        objects[0], objects[-1] = (
+            m.gateway(m.forward_listener(3128)),
+            m.policy(destinations={"allow": [], "deny": deny}),
+        )
+        text = b"GET http://any.example/ HTTP/1.1\r\nHost: any.example"
+    played = Played(objects, 200)
+    played.run(text)
+    assert played.backends == asked
+    assert asked or (played.error is not None and played.error.status == 403)
+
+
+def test_a_failover_stays_within_its_endpoints():
+    refs = [
+        {"group": m.OURS, "kind": "Backend", "name": name, "weight": weight} for name, weight in (("any", 1), ("c", 0))
+    ]
+    played = Played([*config("a", "b")[:-1], m.http_route("route", {"backendRefs": refs})], refused())
+    assert played.run()[-1] == r.FAIL
+    assert played.backends == ["a", "b"]
 
 
 def test_the_rules_retries_begin_again_when_all_were_asked():
