@@ -26,7 +26,7 @@ from egressproxy.filters.chain import Chain, run
 from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.error_responses import answer_of_call
-from egressproxy.gateway.exchange.phases import answer_of
+from egressproxy.gateway.exchange.filter_answers import answer_of
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -65,6 +65,7 @@ class EnvoyConversation:
     # --- the exchange ----------------------------------------------------------------------------------------------
     def begin(self, exchange: Exchange, configured: ProcessingMode) -> None:
         self.begun = exchange
+        self.pipeline.retries_elsewhere = True  # by Envoy
         self.configured = self.mode = configured
 
     @property

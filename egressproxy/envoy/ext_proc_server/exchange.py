@@ -24,10 +24,11 @@ from egressproxy.envoy.ext_proc_server.gateways import ServedGateways
 from egressproxy.envoy.ext_proc_server.request_side import RequestSide
 from egressproxy.envoy.ext_proc_server.response_side import ResponseSide
 from egressproxy.envoy.protobuf import WireError
-from egressproxy.errors import BadRequest, ClientGone, GatewayError, GatewayFault, Reason
+from egressproxy.errors import BadRequest, ClientGone, GatewayError, Reason
 from egressproxy.filters.filter_step import FilterAnswered
-from egressproxy.gateway.exchange.error_responses import answer_for, error_of_call
-from egressproxy.gateway.exchange.phases import run_response_filters
+from egressproxy.gateway.exchange.error_responses import answer_for, error_of_call, internal_fault
+from egressproxy.gateway.exchange.filter_answers import run_response_filters
+from egressproxy.gateway.exchange.pipeline import RESPOND_INSTEAD
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.model.grpc_status import GrpcStatus
 
@@ -66,8 +67,7 @@ class ProcessedExchange:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # also what a filter may raise to end more than itself
-            log.error("internal error in an exchange of Envoy's", exc_info=error)
-            await self._rescue(GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
+            await self._rescue(internal_fault(error, "an exchange of Envoy's"))
         finally:
             self._complete()
 
@@ -121,7 +121,11 @@ class ProcessedExchange:
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         conversation, pipeline = self._conversation, self._conversation.pipeline
         exchange = conversation.begun
-        if isinstance(error, FilterAnswered) and exchange is not None:
+        if (
+            isinstance(error, FilterAnswered)
+            and exchange is not None
+            and pipeline.end(exchange, error, is_lost=False) == RESPOND_INSTEAD
+        ):
             conversation.send_immediate(await run_response_filters(error.answer, exchange, pipeline))
             return
         if isinstance(error, EnvoyMisconfigured):

@@ -22,12 +22,12 @@ from egressproxy.gateway.backends.replayable_body import passed_trailers
 from egressproxy.gateway.exchange.admission import of_client, refuse_loops
 from egressproxy.gateway.exchange.identification import believe_gateway
 from egressproxy.gateway.exchange.pipeline import (
-    ADMIT,
+    ADMIT_AGAIN,
     CALL,
+    ENTER_GATE,
     FILTER,
     FILTER_BODY,
     IDENTIFY,
-    READMIT,
     RESPOND,
     RESPOND_SELF,
 )
@@ -94,7 +94,7 @@ class RequestSide:
             route, listener = pipeline.route, pipeline.listener
             if action == FILTER:
                 pipeline.answer = await conversation.answer_of(pipeline.steps)
-            elif action == ADMIT:
+            elif action == ENTER_GATE:
                 if accounting.gate is not None and route is not None:
                     pipeline.tenant = accounting.gate.admit(exchange, route.priority)
             elif action == IDENTIFY and listener is not None:
@@ -109,7 +109,7 @@ class RequestSide:
                     return True
             elif action == RESPOND and pipeline.answer is not None:
                 conversation.send_immediate(pipeline.answer)
-            elif action == READMIT and route is not None and listener is not None:
+            elif action == ADMIT_AGAIN and route is not None and listener is not None:
                 pipeline.route = self._admit_again(exchange, route, listener)
             elif action == RESPOND_SELF:
                 message_text = (
@@ -233,7 +233,7 @@ class RequestSide:
         return not (chain.stops_backend_trailers or (route is not None and route.chain.stops_request_trailers))
 
     def _admit_again(self, exchange: Exchange, route: Route, listener: ActiveListener) -> Route:
-        """READMIT: the rule in force. Raises as admission does."""
+        """ADMIT_AGAIN: the rule in force. Raises as admission does."""
         assert self._port_in_service is not None
         again, now = name_again(exchange, self._port_in_service(), "", None)
         check_gateway(exchange, listener, now)

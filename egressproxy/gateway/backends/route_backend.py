@@ -18,7 +18,7 @@ from egressproxy.net.timers import TICK_S
 from egressproxy.routing.destinations import Denial
 from egressproxy.telemetry.series import Series
 
-#: Times for requests and attempts that are shorter are kept to the millisecond (`exchange.attempts`).
+#: Times for requests and attempts that are shorter are kept to the millisecond (`exchange.attempt_driver`).
 EXACT_BELOW_S: Final = 1.0
 
 

@@ -262,6 +262,16 @@ async def filtered_answer(
     return answer
 
 
+def proxy_credentials_fault(via: Cluster | AttemptCounter | None) -> UpstreamFault:
+    """The error in place of a 407, after which the client would send what is meant for us. `via` has given the
+    connection: a parent answers plain http itself; any other upstream that asks for proxy credentials is no proxy of
+    ours.
+    """
+    if via is not None and via.behind is not None:
+        return refused_credentials(via.behind)
+    return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
+
+
 def may_repeat(
     exchange: Exchange,
     cluster: Cluster,

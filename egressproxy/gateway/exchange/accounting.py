@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic, time
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.chain import finish
 from egressproxy.filters.configured_filter import ConfiguredFilter
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.error_responses import has_event, is_denial
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered
 from egressproxy.gateway.overload.request_gate import RequestGate
+from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.exchange import Exchange
@@ -110,3 +113,23 @@ class Accounting:
                 exchange.gateway, exchange.listener, exchange.identity, exchange.reason,
             )
         )  # fmt: skip
+
+
+def finish_attempts(exchange: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:
+    """Run `complete` of those filters that ran for each of these attempts: each gives back what is its own."""
+    if not earlier:
+        return
+    chain = route.chain
+    steps = (*(chain.request_headers or ()), *(chain.request_body.steps if chain.request_body is not None else ()))
+    of_request = {step.own_mark for step in steps}
+    for backend in earlier:
+        finish([each for each in backend.chain.complete if each.mark not in of_request], exchange)
+
+
+def finish_earlier(exchange: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:
+    """Run `complete` of the filters of backends that were left for others; those of the last one run in the end."""
+    last = chosen[-1]
+    later = {completion.mark for place in (route, last) for completion in place.chain.complete}
+    for backend in chosen:
+        if backend is not last:
+            finish([each for each in backend.chain.complete if each.mark not in later], exchange)

@@ -5,10 +5,14 @@ One deadline serves all time limits. When the deadline has passed, `look_at_cloc
 
 from __future__ import annotations
 
+import asyncio
 import random
+from time import monotonic
 from typing import Final, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import HeldConnection, UpstreamCaller
 from egressproxy.gateway.exchange.grpc_call import GrpcCall
 from egressproxy.gateway.exchange.pipeline import Pipeline
@@ -188,3 +192,47 @@ def waits_for_people(client: TimedClient) -> bool:
     """Whether the request waits for approval, which has a time limit of its own."""
     exchange = client.pipeline.exchange
     return exchange is not None and exchange.is_held_for_people and not client.has_ended
+
+
+class AttemptTimer:
+    """Ends an attempt that is late: after a `backendRequest` below a second (the wheel of timers may be late by all of
+    it), and after `first_byte_s` without a first byte. While the rest of the body has to come from the client, nobody
+    waits for that.
+    """
+
+    __slots__ = ("_body", "_client", "_first_byte_s", "_handle", "_rest")
+
+    def __init__(
+        self, client: TimedClient, backend: RouteBackend, first_byte_s: float, body: ReplayableBody | None
+    ) -> None:
+        self._client = client
+        self._body = body
+        self._first_byte_s = first_byte_s
+        self._handle: asyncio.TimerHandle | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        loop = asyncio.get_running_loop()
+        if backend.is_brief:
+            self._rest = loop.call_later(backend.backend_request_s, self._end)
+        if first_byte_s:
+            self._handle = loop.call_later(first_byte_s, self._look)
+
+    def cancel(self) -> None:
+        for handle in (self._handle, self._rest):
+            if handle is not None:
+                handle.cancel()
+
+    def _look(self) -> None:
+        body, upstream = self._body, self._client.pipeline.upstream
+        left_s = 0.0
+        if body is not None and upstream is not None:
+            if body.is_flowing and not upstream.is_write_blocked:
+                left_s = self._first_byte_s
+            elif not body.is_flowing:
+                left_s = body.whole_at + self._first_byte_s - monotonic()
+        if left_s > 0:
+            self._handle = asyncio.get_running_loop().call_later(left_s, self._look)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._client.driver.throw(late_attempt(self._client.pipeline))

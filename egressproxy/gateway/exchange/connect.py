@@ -22,18 +22,18 @@ from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import started_clock
+from egressproxy.gateway.exchange.filter_answers import answer_of
 from egressproxy.gateway.exchange.identification import identify
 from egressproxy.gateway.exchange.interception import intercept, is_tunnel
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
-from egressproxy.gateway.exchange.phases import answer_of
 from egressproxy.gateway.exchange.pipeline import (
     ACCEPT,
-    ADMIT,
+    ADMIT_AGAIN,
+    ENTER_GATE,
     FILTER,
     IDENTIFY,
     INTERCEPT,
     READ_HTTP,
-    READMIT,
     REFUSE_TLS,
     START_CLOCK,
     TUNNEL,
@@ -65,7 +65,7 @@ async def serve_connect(
     for action in pipeline.tunnel(exchange, head, client.listener, is_inside=client.tunnel is not None):
         route, listener = pipeline.route, pipeline.listener
         assert listener is not None
-        if action == ADMIT:
+        if action == ENTER_GATE:
             if accounting.gate is not None:
                 priority = route.priority if route is not None else listener.spec.policy.priority
                 pipeline.tenant = accounting.gate.admit(exchange, priority)
@@ -85,7 +85,7 @@ async def serve_connect(
             assert pipeline.certificates is not None
             assert exchange.authority is not None
             await intercept(accounting, exchange, client, exchange.authority, listener, pipeline.certificates)
-        elif action == READMIT:
+        elif action == ADMIT_AGAIN:
             assert route is not None
             pipeline.route, pipeline.listener = await admit_again(exchange, client, route, listener)
         elif action == ACCEPT:

@@ -8,38 +8,40 @@ turns it into a response.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from time import monotonic
 from typing import Final
 
-from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
+from egressproxy.errors import GatewayError
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.gateway.answers import Answer
 from egressproxy.gateway.backends.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
-from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import AttemptCounter, Repeat, call_upstream
+from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, proxy_credentials_fault
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.attempts import reach_with_retries
+from egressproxy.gateway.exchange.attempt_driver import AttemptDriver
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import STOPPED, started_clock
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
-from egressproxy.gateway.exchange.error_responses import error_event
+from egressproxy.gateway.exchange.error_responses import error_event, internal_fault
+from egressproxy.gateway.exchange.filter_answers import answer_of, answer_to_browser, run_response_filters
 from egressproxy.gateway.exchange.identification import identify
-from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, run_response_filters
 from egressproxy.gateway.exchange.pipeline import (
-    ADMIT,
+    ADMIT_AGAIN,
     CALL,
+    END_EVENTS,
+    ENTER_GATE,
     FILTER,
     FILTER_BODY,
     IDENTIFY,
     OFFER_BODY,
-    READMIT,
     RESPOND,
+    RESPOND_ERROR,
+    RESPOND_INSTEAD,
+    RESPOND_SELF,
     SEND,
     SWITCH,
     Pipeline,
@@ -48,10 +50,10 @@ from egressproxy.gateway.exchange.readmission import admit_again
 from egressproxy.gateway.exchange.request_body import read_request_body
 from egressproxy.gateway.exchange.response_body import (
     Server,
-    answer_taken,
     begin_response,
     filter_response,
     relay_response,
+    wait_until_taken,
 )
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.open_connections import clients_of_process
@@ -61,8 +63,6 @@ from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
-
-log = logging.getLogger(__name__)
 
 _IF_STALE: Final = Repeat.IF_STALE  # a member looked up on its class costs 60 ns more
 
@@ -118,40 +118,37 @@ class HttpConnectionManager(Server):
                     self.answer(exchange, client, answer)
                 return
             found: Answer | LocalResponse | None = None
-            for action in pipeline.request(exchange, head, client.state.port, client.server_name, client.tunnel):
+            actions = pipeline.request(exchange, head, client.state.port, client.server_name, client.tunnel)
+            for action in actions:
                 if action == FILTER:
                     steps: FilterSteps = pipeline.steps  # type: ignore[assignment]  # set with the action
                     outcome = run(steps, exchange)
                     if outcome is not None:
                         pipeline.answer = await answer_of(outcome, steps, exchange, pipeline)
-                elif action == ADMIT:
+                elif action == ENTER_GATE:
                     route: Route = pipeline.route  # type: ignore[assignment]
                     if self.accounting.gate is not None:
                         pipeline.tenant = self.accounting.gate.admit(exchange, route.priority)
                     client.clock = started_clock(client, route.clock_s, route.idle_s)
                 elif action == CALL:
                     client.body_limit = exchange.max_body_bytes
-                    route, body = pipeline.route, pipeline.body  # type: ignore[assignment]
-                    if route.retries is None:
-                        pipeline.choose(exchange)
-                        backend: RouteBackend = pipeline.backend  # type: ignore[assignment]  # `choose` sets it
-                        if backend.mirrors is not None:  # before filters of this backend add its credential
-                            pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
-                        cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
-                        chain = pipeline.response_chain = backend.chain
-                        found = await call_upstream(
-                            client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
-                        )
-                    else:
-                        found = await reach_with_retries(route.retries, exchange, client, route, body)
-                        chain = pipeline.response_chain = pipeline.backend.chain.after_attempts  # type: ignore[union-attr]
+                    body = pipeline.body
+                    pipeline.choose(exchange)
+                    backend: RouteBackend = pipeline.backend  # type: ignore[assignment]  # `choose` sets it
+                    if backend.mirrors is not None:  # before filters of this backend add its credential
+                        pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
+                    cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
+                    chain = pipeline.response_chain = backend.chain
+                    found = await call_upstream(
+                        client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
+                    )
                     if pipeline.held_bytes is not None:
                         body = pipeline.body = None
                         pipeline.held_bytes.release_request()
                     if isinstance(found, LocalResponse):
                         pipeline.answer = await run_response_filters(found, exchange, pipeline)
                     elif exchange.response.status == 407:
-                        raise wanted_credentials(pipeline.cluster)
+                        raise proxy_credentials_fault(pipeline.cluster)
                 elif action == SEND:
                     if chain.response_body is not None:
                         await filter_response(self, exchange, client, chain.response_body, found)  # type: ignore[arg-type]
@@ -159,7 +156,7 @@ class HttpConnectionManager(Server):
                         await relay_response(exchange, client, None, found)  # type: ignore[arg-type]
                     if pipeline.held_bytes is not None and client.is_write_blocked:
                         exchange.first_byte_at = exchange.first_byte_at or monotonic()
-                        await answer_taken(client)
+                        await wait_until_taken(client)
                 elif action == RESPOND:
                     self.answer(exchange, client, pipeline.answer)  # type: ignore[arg-type]
                 elif action == IDENTIFY:
@@ -169,12 +166,15 @@ class HttpConnectionManager(Server):
                     pipeline.body = await read_request_body(exchange, client, head, pipeline.route)  # type: ignore[arg-type]
                 elif action == OFFER_BODY:
                     exchange.keep(HELD, BufferedRequest(client, head))
-                elif action == READMIT:
+                elif action == ADMIT_AGAIN:
                     pipeline.route, _ = await admit_again(exchange, client, pipeline.route, pipeline.listener)  # type: ignore[arg-type]
                 elif action == SWITCH:
                     await switch_protocols(self.accounting, exchange, client)
-                else:
+                elif action == RESPOND_SELF:
                     await self.respond_self(exchange, client, head, pipeline)
+                else:
+                    found = await AttemptDriver(exchange, client).run(actions)
+                    chain = pipeline.response_chain  # type: ignore[assignment]  # set with it
         except FilterAnswered as answered:
             await self.answer_instead(exchange, client, answered)
         except Unauthenticated as error:
@@ -183,10 +183,8 @@ class HttpConnectionManager(Server):
                 self.answer(exchange, client, answer)
             else:
                 self.handle_error(exchange, client, error)
-        except GatewayError as error:
-            self.handle_error(exchange, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
-            self.handle_internal_error(exchange, client, error)
+            self.handle_error(exchange, client, error)
         finally:
             if not pipeline.is_handed_over:
                 self.finish(exchange, client, head)
@@ -207,36 +205,34 @@ class HttpConnectionManager(Server):
         client.send_answer(answer, close=client.pipeline.close, with_body=exchange.method != b"HEAD")
 
     async def answer_instead(self, exchange: Exchange, client: Client, answered: FilterAnswered) -> None:
-        """Send the response that a body filter has made. Where another one has begun, that breaks off."""
+        """RESPOND_INSTEAD, unless a response has begun."""
         answered.__traceback__ = answered.__context__ = None  # frames of the traceback may hold the error: no cycle
         pipeline = client.pipeline
         try:
-            if exchange.status or client.is_lost:
+            if pipeline.end(exchange, answered, is_lost=client.is_lost) != RESPOND_INSTEAD:
                 raise answered
             if pipeline.upstream is not None:
                 pipeline.release(reusable=pipeline.upstream.is_reusable)
             self.answer(exchange, client, await run_response_filters(answered.answer, exchange, pipeline))
-        except GatewayError as error:
-            self.handle_error(exchange, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
-            self.handle_internal_error(exchange, client, error)
+            self.handle_error(exchange, client, error)
 
-    def handle_error(self, exchange: Exchange, client: Client, error: GatewayError) -> None:
-        """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
+    def handle_error(self, exchange: Exchange, client: Client, failure: BaseException) -> None:
+        """An error ends the exchange, as `Pipeline.end` says. What is no GatewayError is a fault of ours, or of a
+        filter.
+        """
+        error = (
+            failure if isinstance(failure, GatewayError) else internal_fault(failure, f"exchange {exchange.request_id}")
+        )
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         pipeline = client.pipeline
         self.accounting.record_error(exchange, pipeline, error)
-        response_filter = pipeline.response_filter
+        action, response_filter = pipeline.end(exchange, error, is_lost=client.is_lost), pipeline.response_filter
         pipeline.fail(exchange, error)
-        if client.is_lost or isinstance(error, ClientGone) or exchange.status:
+        if action != RESPOND_ERROR:
             pipeline.close = True
             last = b""
-            if (
-                response_filter is not None
-                and exchange.status
-                and not client.is_lost
-                and not isinstance(error, ClientGone)
-            ):
+            if action == END_EVENTS and response_filter is not None:
                 form = PRODUCTS.error_form(exchange, client.backends)
                 last = error_event(error, exchange, form, response_filter.chain, response_filter.tail)
             if last:
@@ -251,12 +247,6 @@ class HttpConnectionManager(Server):
         if trail is not None and trail.is_shown:
             answer = replace(answer, fields=(*answer.fields, (ATTEMPTS_FIELD, trail.field)))
         self.answer(exchange, client, answer)
-
-    def handle_internal_error(self, exchange: Exchange, client: Client, error: BaseException) -> None:
-        """A fault of ours, or of a filter, ends the exchange: as `handle_error`, with the traceback in the log."""
-        log.error("internal error in exchange %s", exchange.request_id, exc_info=error)
-        fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
-        self.handle_error(exchange, client, fault)
 
     def finish(self, exchange: Exchange, client: Client, head: RequestHead | None) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes. `head` is None for bytes
@@ -282,15 +272,6 @@ class HttpConnectionManager(Server):
                 if head is None or head.upgrade or exchange.is_tunnel:
                     close = close or (client.tunnel is None and has_stray_bytes(exchange, client))
                 client.finish(close=close)
-
-
-def wanted_credentials(via: Cluster | AttemptCounter | None) -> UpstreamFault:
-    """Why a 407 does not reach the client, which would send what is meant for us. `via` has given the connection: a
-    parent answers plain http itself; whatever else asks for proxy credentials is no proxy of ours.
-    """
-    if via is not None and via.behind is not None:
-        return refused_credentials(via.behind)
-    return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
 
 
 def has_stray_bytes(exchange: Exchange, client: Client) -> bool:

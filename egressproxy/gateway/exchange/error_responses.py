@@ -12,9 +12,10 @@ Sources: RFC 9209 (Proxy-Status), RFC 9110 section 15; grpc.io, gRPC over HTTP2,
 from __future__ import annotations
 
 import json
+import logging
 from typing import Final
 
-from egressproxy.errors import FaultSource, GatewayError, Reason
+from egressproxy.errors import FaultSource, GatewayError, GatewayFault, Reason
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.product_types import ErrorForm
 from egressproxy.model.exchange import Exchange
@@ -24,6 +25,8 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED
 from egressproxy.protocols.grpc.statuses import encoded_message, is_grpc, status_of
 from egressproxy.protocols.http1.writer import safe_phrase
+
+log = logging.getLogger(__name__)
 
 #: The end of a server-sent event, in each way that lines end.
 _EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n", b"\n\r")
@@ -139,6 +142,14 @@ UNREACHED = frozenset(
         Reason.TLS_TIMEOUT,
     }
 )
+
+
+def internal_fault(error: BaseException, place: str) -> GatewayFault:
+    """Log a fault of ours, or of a filter, with its traceback. Returns the error that ends the exchange; `place` names
+    that, such as "exchange 1a-2".
+    """
+    log.error("internal error in %s", place, exc_info=error)
+    return GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
 
 
 def is_denial(error: GatewayError) -> bool:

@@ -1,222 +1,123 @@
-"""Hedging: attempts for one request that are under way at once, of which the first good answer is passed on.
+"""Hedging: the driver of a `HedgeState`: attempts for one request that are under way at once.
 
-The words are those of gRPC (gRFC A6, hedgingPolicy). When the first attempt has no answer after the delay, another one
-goes to another endpoint, and so on; none is ended for being slow. An attempt that fails leaves the others alone. The
-last one under way decides, whatever comes of it: what follows then (retries, the next backend of a Failover) is as for
-a single attempt. An answer with Retry-After lets no further attempt begin.
-
-Who loses is cancelled. However the exchange ends, `result` gives everything back that the winner does not need.
+Each has what a single attempt has (filters, credentials, Host, address checks), and holds what is its own: driver,
+clock, connection, and a copy of the exchange. Who loses is cancelled, as if its client had left: the health of the
+endpoint stays. However the exchange ends, `HedgedCall.result` gives everything back that the winner does not need.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import monotonic, time
-from typing import Final
+from time import monotonic
+from typing import ClassVar
 
-from egressproxy.errors import GatewayError, LimitExceeded, RetrySafety, UpstreamFault
+from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.filters.chain import finish
-from egressproxy.gateway.backends.endpoints import HostSet
-from egressproxy.gateway.backends.failover import FailoverGroup, FailoverState, status_of_answer
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.retries import RetryPolicy, untried
-from egressproxy.gateway.backends.retry_hints import asked_pause_s
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import Repeat
-from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
+from egressproxy.gateway.backends.upstream_call import (
+    HeldConnection,
+    Repeat,
+    call_upstream,
+    filtered_answer,
+)
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.hedged_attempt import CANCELLED, HedgedAttempt
-from egressproxy.gateway.route import Route
-from egressproxy.ir.backend import Destination
-from egressproxy.ir.policy import HedgingIR
+from egressproxy.gateway.exchange.clock import ANSWER_S, late_attempt
+from egressproxy.gateway.exchange.error_responses import internal_fault
+from egressproxy.gateway.exchange.hedge_state import CANCELLED, Hedge, HedgeState
+from egressproxy.gateway.exchange.request_body import send_request
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.net.driver import PAUSE
+from egressproxy.model.message import ResponseHead
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.upstream import Upstream
-
-#: The outcome in the trail of a first attempt that another one has overtaken; of others it is CANCELLED.
-HEDGED: Final = "hedged"
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HedgedCall:
-    """The attempts for one request, from the first one to the one that decides: `decisive`. `begun` counts them.
+    """The attempts of one request. `began`: when the one that decides began (monotonic seconds); 0.0 without one."""
 
-    The targets that were tried, and of those the ones that could not be connected to (`down`), are those of the
-    request, and added to here.
-    """
-
-    _policy: RetryPolicy
-    _spec: HedgingIR
+    _state: HedgeState
     _client: Client
     _exchange: Exchange
-    _route: Route
-    _failover_state: FailoverState | None
-    _failover: FailoverGroup | None
     _body: bytes | ReplayableBody | None
     _repeat: Repeat
-    _tried: set[UpstreamHost]
-    _down: set[UpstreamHost]
-    _backend: RouteBackend | None = None  # of the first attempt
+    _first_byte_s: float
     _attempts: list[HedgedAttempt] = field(default_factory=list)  # that have not lost
-    _may_begin: bool = True
     _timer: asyncio.TimerHandle | None = None
-    begun: int = 0
-    decisive: HedgedAttempt | None = None
+    began: float = 0.0
 
     async def result(self, backend: RouteBackend) -> Upstream | LocalResponse:
         """The decisive answer, of this backend or of one beside it: the client holds its connection then, and the
         exchange is that of its attempt. Raises GatewayError: its failure, or what ends the exchange.
         """
-        client, idle_s = self._client, self._client.clock.idle_limit_s
+        client, state, idle_s = self._client, self._state, self._client.clock.idle_limit_s
         client.clock.leave_to_attempts(client)
+        decisive: HedgedAttempt | None = None
         try:
-            self._backend = backend
-            self._begin(backend, untried(backend, self._exchange, self._tried, self._down))
-            while self.decisive is None:
+            self._begin(state.first(backend))
+            while state.decisive is None:
                 await PAUSE
         finally:
             if self._timer is not None:
                 self._timer.cancel()
             for attempt in self._attempts:
-                if attempt is not self.decisive:
+                if attempt.hedge is state.decisive:
+                    decisive = attempt
+                else:
                     attempt.cancel()
                     self._forget(attempt)
-            decisive = self.decisive
             client.clock.take_back(client, decisive.ends_at if decisive is not None else NEVER, idle_s)
             if decisive is not None:
+                self.began = decisive.began
                 self._adopt(decisive)
         assert decisive is not None
-        error, decisive.error = decisive.error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame: no cycle
+        if decisive.hedge.error is not None:
+            raise decisive.hedge.error
         assert decisive.found is not None
         return decisive.found
 
-    # --- another one -----------------------------------------------------------------------------------------------
-    def _begin(self, backend: RouteBackend, target: UpstreamHost, counted: HostSet | None = None) -> None:
-        is_first = self.begun == 0
-        attempt = HedgedAttempt(self._client, self._exchange, backend, target, self._body, is_first=is_first)
-        attempt.counted = counted
-        if self._failover is not None:
-            attempt.first_byte_s = self._failover.spec.first_byte_s
-        self._tried.add(target)
+    def _begin(self, hedge: Hedge) -> None:
+        attempt = HedgedAttempt(self._client, self._exchange, hedge, self._body, self._first_byte_s)
         self._attempts.append(attempt)
-        self.begun += 1
-        if self.begun < self._spec.max_attempts:
-            self._timer = asyncio.get_running_loop().call_later(self._spec.delay_s, self._begin_another)
+        delay_s = self._state.delay_s
+        if delay_s:
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._begin_another)
         attempt.start(self._repeat, self._over)
 
     def _begin_another(self) -> None:
-        """The delay is over. Nothing begins where nobody else can be asked, or circuit breaker or budget allow none."""
-        if self.decisive is not None or not self._may_begin or self._client.handler_is_pressed:
-            return
-        assert self._backend is not None
-        try:
-            found = self._elsewhere(self._backend)
-        except GatewayError:  # no other host may be asked
-            return
-        if found is None:
-            return
-        backend, target = found
-        cluster = backend.cluster
-        endpoints = cluster.watched if cluster is not None else None
-        if endpoints is not None and not endpoints.take_retry():
-            self._backend.series.hedge("circuit_open")
-            return
-        if not self._policy.may_hedge():
-            self._backend.series.hedge("over_budget")
-            if endpoints is not None:
-                endpoints.end_retry()
-            return
-        if self._failover_state is not None and backend is not self._backend:
-            self._failover_state.begin(backend, self._client.wheel.now)
-        self._begin(backend, target, counted=endpoints)
+        client = self._client
+        hedge = self._state.another(client.wheel.now, is_pressed=client.handler_is_pressed)
+        if hedge is not None:
+            self._begin(hedge)
 
-    def _elsewhere(self, first: RouteBackend) -> tuple[RouteBackend, UpstreamHost] | None:
-        """Where to: the same endpoint only of a name, maybe of many servers, where no other backend of a Failover
-        serves.
-        """
-        failover_state, exchange, tried = self._failover_state, self._exchange, self._tried
-        backend = first if failover_state is not None else self._route.choose()
-        if backend.cluster is None or backend.has_parent:
-            return None
-        target = untried(backend, exchange, tried, self._down)
-        if target in tried and failover_state is not None:
-            following = failover_state.beside(self._client.wheel.now)
-            if following is not None and not following.has_parent:
-                backend, target = following, untried(following, exchange, tried, self._down)
-        assert backend.cluster is not None
-        is_name = backend.cluster.spec.backend.destination in (Destination.FQDN, Destination.DYNAMIC)
-        return (backend, target) if is_name or target not in tried else None
-
-    # --- what comes of them ----------------------------------------------------------------------------------------
     def _over(self, attempt: HedgedAttempt) -> None:
-        if self.decisive is None:
-            others = [each for each in self._attempts if each is not attempt]
-            if others and not self._decides(attempt):
-                self._attempts = others
-                attempt.discard()
-                self._forget(attempt)
-                return
-            self.decisive = attempt
-            upstream = attempt.resources.upstream
-            if upstream is not None:
-                upstream.driver = self._client.driver  # from here on it wakes the client's
+        if not self._state.over(attempt.hedge):
+            self._attempts.remove(attempt)
+            attempt.discard()
+            self._forget(attempt)
+            return
+        upstream = attempt.resources.upstream
+        if upstream is not None:
+            upstream.driver = self._client.driver  # from here on it wakes the client's
         self._client.driver.resume()
-
-    def _decides(self, attempt: HedgedAttempt) -> bool:
-        """Whether what has come of it is for the client, although others are under way."""
-        error = attempt.error
-        if error is not None:
-            return attempt.is_first and not isinstance(error, UpstreamFault | LimitExceeded)  # as without hedging
-        if isinstance(attempt.found, LocalResponse):
-            return attempt.is_first
-        response = attempt.exchange.response
-        if asked_pause_s(response.fields, time()):
-            self._may_begin = False
-        return response.status not in self._spec.codes
 
     def _forget(self, attempt: HedgedAttempt) -> None:
         """It has lost: its filters are told, and whoever counts."""
-        exchange, own = self._exchange, attempt.exchange
+        exchange, own, hedge = self._exchange, attempt.exchange, attempt.hedge
         if own.state:
             before = exchange.state
-            finish([each for each in attempt.backend.chain.complete if each.mark not in before], own)
+            finish([each for each in hedge.backend.chain.complete if each.mark not in before], own)
             own.forget_state(before)
         exchange.attempts += own.attempts
         exchange.note_denials(*(exchange.would_deny or ()), *(own.would_deny or ()))
-        if not attempt.is_first:
-            attempt.backend.series.hedge(CANCELLED if attempt.is_cancelled else "failed")
-        if self.decisive is not None or not attempt.is_cancelled:
-            outcome = self._outcome(attempt)
-            AttemptTrail.kept_by(exchange).add(attempt.backend.name, outcome, monotonic() - attempt.began)
-
-    def _outcome(self, attempt: HedgedAttempt) -> str:
-        """What the trail says of an attempt that has lost, and what its Failover hears of it."""
-        error, failover_state, now = attempt.error, self._failover_state, self._client.wheel.now
-        if attempt.is_cancelled:
-            return HEDGED if attempt.is_first else CANCELLED
-        if error is not None:
-            if error.retry is RetrySafety.SAFE:
-                self._down.add(attempt.target)
-            if failover_state is not None and isinstance(error, UpstreamFault | LimitExceeded):
-                failover_state.failed(attempt.backend, error, now)
-            return error.reason.value
-        if isinstance(attempt.found, LocalResponse):
-            return str(attempt.found.status)
-        response = attempt.exchange.response
-        status = status_of_answer(response)
-        if failover_state is not None and self._failover is not None and status in self._failover.codes:
-            failover_state.answered(attempt.backend, response, status, now)
-        return str(response.status)
+        outcome = self._state.lose(hedge, self._client.wheel.now)
+        if outcome:
+            AttemptTrail.kept_by(exchange).add(hedge.backend.name, outcome, monotonic() - attempt.began)
 
     def _adopt(self, attempt: HedgedAttempt) -> None:
         """The client's exchange is the one of this attempt from here on."""
@@ -231,21 +132,143 @@ class HedgedCall:
         exchange.note_denials(*(exchange.would_deny or ()), *(own.would_deny or ()))
         exchange.adopt_state(own)
         held = attempt.resources
-        resources.backend = attempt.backend
+        resources.backend = attempt.hedge.backend
         if held.upstream is not None:
             assert held.cluster is not None
             assert held.target is not None
             resources.hold(held.cluster, held.target, held.give_away())
-        if not attempt.is_first:
-            attempt.backend.series.hedge("won" if attempt.error is None else "failed")
+        if not attempt.hedge.is_first:
+            attempt.hedge.backend.series.hedge("won" if attempt.hedge.error is None else "failed")
 
 
-def finish_attempts(exchange: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:
-    """Run `complete` of those filters that ran for each of these attempts: each gives back what is its own."""
-    if not earlier:
-        return
-    chain = route.chain
-    steps = (*(chain.request_headers or ()), *(chain.request_body.steps if chain.request_body is not None else ()))
-    of_request = {step.own_mark for step in steps}
-    for backend in earlier:
-        finish([each for each in backend.chain.complete if each.mark not in of_request], exchange)
+class HedgedAttempt:
+    """`exchange` is its own: what comes of it reaches the client's exchange where it decides. `first_byte_s`: an answer
+    has to begin its body within this time; 0.0: its head will do. `ends_at`: when the time of the backend for an
+    attempt is over (monotonic seconds).
+    """
+
+    __slots__ = (
+        "_body", "_client", "_first_byte_s", "_handle", "_on_over", "began", "driver", "ends_at", "exchange", "found",
+        "hedge", "is_over", "resources",
+    )  # fmt: skip
+
+    may_flow: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        client: Client,
+        exchange: Exchange,
+        hedge: Hedge,
+        body: bytes | ReplayableBody | None,
+        first_byte_s: float,
+    ) -> None:
+        """`exchange` is copied; its request is as the client sent it. `body`: None for a request without one."""
+        self._client = client
+        if isinstance(body, ReplayableBody) and body.given is not None:
+            body = ReplayableBody.whole(body.given, body.given_trailers)  # each attempt sends its own
+        self._body = body
+        self._handle: asyncio.TimerHandle | None = None
+        self._on_over: Callable[[HedgedAttempt], None] | None = None
+        self._first_byte_s = first_byte_s
+        self.hedge = hedge
+        self.resources = HeldConnection()
+        self.driver = Driver()
+        self.began = monotonic()
+        self.ends_at = NEVER
+        self.found: Upstream | LocalResponse | None = None
+        self.is_over = False
+        self.exchange = own = exchange.copy()
+        own.request = exchange.request.copy()
+        if body is not None:
+            own.request.body = body.length if isinstance(body, ReplayableBody) else len(body)
+        own.fork_state()
+        own.attempts = 0
+        backend = hedge.backend
+        own.backend = backend.name
+        own.series = backend.series
+        if backend.denied is not None:
+            backend.note_denied(own)
+
+    def start(self, repeat: Repeat, on_over: Callable[[HedgedAttempt], None]) -> None:
+        """Begin. `on_over` is called in the end, maybe before this returns."""
+        self._on_over = on_over
+        self.driver.start(self._live(repeat))
+
+    def cancel(self) -> None:
+        """Give the attempt up, and release its resources. The health of the endpoint stays as it is."""
+        if not self.is_over:
+            self.hedge.is_cancelled = True
+            self._on_over = None
+            self.driver.throw(ClientGone())
+        self.discard()
+
+    def discard(self) -> None:
+        """Its answer goes nowhere: its connection is used again where all of that is here, else closed."""
+        upstream, is_reusable = self.resources.upstream, False
+        if upstream is not None and self.is_over and not upstream.is_lost:
+            if not upstream.has_ended:
+                upstream.whole_body()
+            is_reusable = upstream.is_reusable
+        self.resources.release(reusable=is_reusable)
+
+    async def _live(self, repeat: Repeat) -> None:
+        hedge, exchange, resources = self.hedge, self.exchange, self.resources
+        cluster, chain = hedge.backend.cluster, hedge.backend.chain
+        assert cluster is not None
+        try:
+            found = await call_upstream(self, resources, exchange, cluster, hedge.target, chain, self._body, repeat)
+            found = await filtered_answer(resources, exchange, chain, found)
+            if isinstance(found, LocalResponse):
+                hedge.answer = found
+            else:
+                if self._first_byte_s:
+                    await found.first_byte()
+                hedge.response = exchange.response
+            self.found = found
+        except GatewayError as error:
+            error.__traceback__ = error.__context__ = None  # its frames hold what holds the error: no cycle
+            hedge.error = error
+        except GeneratorExit:
+            raise  # the process ends
+        except BaseException as error:  # also what a filter may raise to end more than itself
+            hedge.error = internal_fault(error, f"exchange {exchange.request_id}")
+        self.is_over = True
+        if self._handle is not None:
+            self._handle.cancel()
+        if hedge.counted is not None:
+            hedge.counted.end_retry()
+        if hedge.error is not None:
+            resources.fail(exchange, hedge.error)  # of an answer without a first byte
+        on_over, self._on_over = self._on_over, None
+        if on_over is not None:
+            on_over(self)
+
+    # --- UpstreamCaller --------------------------------------------------------------------------------------------
+    def start_attempt(self) -> None:
+        seconds = self.hedge.backend.backend_request_s
+        self.ends_at = self._client.wheel.now + self.hedge.backend.clock_s if seconds else NEVER
+        limits = [limit for limit in (seconds, self._first_byte_s) if limit]
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = asyncio.get_running_loop().call_later(min(limits, default=ANSWER_S), self._late)
+
+    def _late(self) -> None:
+        self.driver.throw(late_attempt(self.resources))
+
+    def count_attempt(self, result: str) -> None:
+        self.hedge.backend.series.attempt(CANCELLED if self.hedge.is_cancelled else result)
+
+    def count_answer(self, exchange: Exchange, seconds: float) -> None:
+        exchange.series.answered(seconds)
+
+    def send_request(
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
+        """See UpstreamCaller. Mirrors get their copies beside the attempt that is sent first."""
+        send_request(self._client, self.driver, self.hedge.backend, exchange, upstream, body, pseudonym)
+
+    def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
+        """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""
+        resources = self._client.pipeline
+        resources.backend, resources.cluster = self.hedge.backend, self.resources.cluster
+        self._client.pass_interim(head, exchange)

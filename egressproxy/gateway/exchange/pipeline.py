@@ -7,10 +7,10 @@ phase follows from that. Equal results give equal actions, so tests and `explain
 | action | the driver … | and leaves |
 |---|---|---|
 | IDENTIFY | learns who the client is; refuses loops and credentials that do not hold | `exchange.identity` |
-| ADMIT | asks the overload gate, behind policy, and starts the clock of `route` if there is one yet | `tenant` |
+| ENTER_GATE | asks the overload gate, behind policy, and starts the clock of `route` if there is one yet | `tenant` |
 | OFFER_BODY | lets filters of the head ask for the body | |
 | FILTER | runs `steps`, as they stand | `answer`: a filter's, or None |
-| READMIT | decides a request once more that has waited for a person | `route`; of a tunnel `listener`, too |
+| ADMIT_AGAIN | decides a request once more that has waited for a person | `route`; of a tunnel `listener`, too |
 | FILTER_BODY | lets body filters of the route decide how they get the body | `body` |
 | CALL | reaches a backend, and tries again | `answer`, or `exchange.response` and `response_chain` |
 | RESPOND | sends `answer`; the last action | |
@@ -26,7 +26,18 @@ phase follows from that. Equal results give equal actions, so tests and `explain
 | NOTE_ECH | counts a ClientHello with ECH | |
 | TERMINATE | ends the client's TLS with the listener's own certificate | |
 
-A failure of an action is raised by the driver, and the pipeline is given up. Results are read into local names after a
+A failure of an action is raised by the driver, and the generator is given up. `end` says what the error becomes, and
+behind that the driver accounts for the exchange, once, unless a tunnel has it:
+
+| last action | the driver … |
+|---|---|
+| RESPOND_INSTEAD | sends the response that a body filter has made |
+| RESPOND_ERROR | answers with the error |
+| END_EVENTS | ends a stream of events with one that tells of the error; breaks another body off |
+| REFUSE | closes a stream, with a TLS alert where policy is the reason |
+| BREAK_OFF | closes the connection, or resets the stream of HTTP/2: what was sent must not look whole |
+
+Results are read into local names after a
 `yield`: type checker and compiler take an attribute that was tested before the `yield` for unchanged.
 """
 
@@ -37,10 +48,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from egressproxy.errors import Denied
+from egressproxy.errors import ClientGone, Denied, GatewayError
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain
-from egressproxy.filters.filter_step import FilterSteps
+from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.gateway.backends.mirror_request import MirrorRequests
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -62,6 +73,7 @@ from egressproxy.gateway.exchange.admission import (
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.error_responses import ALLOW
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
+from egressproxy.gateway.exchange.retry_state import RetryState
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.overload.request_gate import Tenant
@@ -75,10 +87,10 @@ from egressproxy.net.held_bytes import Hold
 from egressproxy.protocols.tls.client_hello import ClientHello
 
 IDENTIFY: Final = "identify"
-ADMIT: Final = "admit"
+ENTER_GATE: Final = "enter gate"
 OFFER_BODY: Final = "offer the body"
 FILTER: Final = "filter"
-READMIT: Final = "readmit"
+ADMIT_AGAIN: Final = "admit again"
 FILTER_BODY: Final = "filter the body"
 CALL: Final = "call"
 RESPOND: Final = "respond"
@@ -93,6 +105,11 @@ INTERCEPT: Final = "intercept"
 TUNNEL: Final = "tunnel"
 NOTE_ECH: Final = "note ECH"
 TERMINATE: Final = "terminate TLS"
+RESPOND_INSTEAD: Final = "respond instead"
+RESPOND_ERROR: Final = "respond with the error"
+END_EVENTS: Final = "end the events"
+REFUSE: Final = "refuse the stream"
+BREAK_OFF: Final = "break off"
 
 #: The answer of the last hop that Max-Forwards allows (RFC 9110 section 7.6.2).
 LAST_HOP: Final = LocalResponse(200, ((b"Allow", ALLOW),))
@@ -106,27 +123,10 @@ class Pipeline(HeldConnection):
     """
 
     __slots__ = (
-        "answer",
-        "backend",
-        "backend_filter",
-        "body",
-        "certificates",
-        "close",
-        "denied",
-        "exchange",
-        "held_bytes",
-        "is_handed_over",
-        "listener",
-        "mirror_requests",
-        "on_complete",
-        "request_chain",
-        "request_filter",
-        "response_chain",
-        "response_filter",
-        "route",
-        "speaks_http",
-        "steps",
-        "tenant",
+        "answer", "backend", "backend_filter", "body", "certificates", "close", "denied", "exchange", "held_bytes",
+        "is_handed_over", "is_stream", "listener", "mirror_requests", "on_complete", "request_chain",
+        "request_filter", "response_chain", "response_filter", "retries_elsewhere", "retry_state", "route",
+        "speaks_http", "steps", "tenant",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -144,6 +144,9 @@ class Pipeline(HeldConnection):
         self.certificates: CertificateCache | None = None
         self.denied: Denied | None = None
         self.speaks_http = False
+        self.is_stream = False  # of no HTTP: nothing can be answered
+        self.retry_state: RetryState | None = None  # for the driver of the attempts, which takes it
+        self.retries_elsewhere = False  # the caller of filters makes attempts of its own
 
     def reset(self) -> None:
         """Forget the rest, when what is held was given back."""
@@ -205,7 +208,7 @@ class Pipeline(HeldConnection):
         exchange.series = route.series
         if noted:
             exchange.note_denials(*noted)
-        yield ADMIT
+        yield ENTER_GATE
         if head.max_forwards >= 0:
             if head.max_forwards == 0:
                 self.answer = LAST_HOP
@@ -227,15 +230,19 @@ class Pipeline(HeldConnection):
                 return
             if exchange.state:
                 if exchange.take(WAITED):
-                    yield READMIT
+                    yield ADMIT_AGAIN
                 route = self._narrow(exchange)
         if route.filters_request and head.body != 0:
             yield FILTER_BODY
             if exchange.state:
                 if exchange.take(WAITED):
-                    yield READMIT
-                self._narrow(exchange)
-        yield CALL
+                    yield ADMIT_AGAIN
+                route = self._narrow(exchange)
+        if route.retries is None or self.retries_elsewhere:
+            yield CALL
+        else:
+            state = self.retry_state = RetryState(route.retries, exchange, route, self.body)
+            yield from state.actions()
         answer = self.answer
         if answer is None:
             for steps in self.response_chain.response_phases:  # type: ignore[union-attr]  # the driver has set it
@@ -253,13 +260,13 @@ class Pipeline(HeldConnection):
 
     def choose(self, exchange: Exchange) -> None:
         """CALL, and TUNNEL: choose a backend of the route. Raises GatewayError where none can serve."""
-        backend = self.backend = self.route.choose()  # type: ignore[union-attr]  # set before ADMIT
+        backend = self.backend = self.route.choose()  # type: ignore[union-attr]  # set before ENTER_GATE
         exchange.backend = backend.name
         exchange.series = backend.series
 
     def _narrow(self, exchange: Exchange) -> Route:
         """The route without the backends that filters exclude. Raises Denied where none is left."""
-        route: Route = self.route  # type: ignore[assignment]  # set before ADMIT
+        route: Route = self.route  # type: ignore[assignment]  # set before ENTER_GATE
         if exchange.backend_choice is not None:
             route = self.route = filtered_route(route, exchange)
         return route
@@ -287,7 +294,7 @@ class Pipeline(HeldConnection):
         is_admitted = authority.port == HTTP_PORT
         if is_admitted:
             ways_to_http_port(listener, authority)
-            yield ADMIT
+            yield ENTER_GATE
             yield ACCEPT
             listener = self.listener
             if self.speaks_http:
@@ -312,7 +319,7 @@ class Pipeline(HeldConnection):
             yield REFUSE_TLS
             return
         if not is_admitted:
-            yield ADMIT
+            yield ENTER_GATE
         if certificates is not None:
             yield INTERCEPT
             return
@@ -335,7 +342,7 @@ class Pipeline(HeldConnection):
                 return
             if exchange.state:
                 if exchange.take(WAITED):
-                    yield READMIT
+                    yield ADMIT_AGAIN
                 self._narrow(exchange)
         self.choose(exchange)
         self.backend.note_denied(exchange)  # type: ignore[union-attr]  # `choose` sets it
@@ -346,6 +353,7 @@ class Pipeline(HeldConnection):
         """The actions for a stream that began with this ClientHello; None: of TCP. `state` gives the port of now, since
         a handshake may take long. Raises as `name_stream` and `route_of_stream`.
         """
+        self.is_stream = True
         listener = self.listener = name_stream(exchange, state.port, hello)
         if hello is not None and hello.has_ech:
             yield NOTE_ECH
@@ -361,7 +369,7 @@ class Pipeline(HeldConnection):
                 yield INTERCEPT
                 return
             self._route_stream(exchange, own)
-        yield ADMIT
+        yield ENTER_GATE
         yield from self._through_route(exchange)
 
     def _route_stream(self, exchange: Exchange, listener: ActiveListener) -> None:
@@ -370,6 +378,17 @@ class Pipeline(HeldConnection):
         exchange.note_denials(*noted)
         exchange.route = route.name
         exchange.series = route.series
+
+    # --- an error ----------------------------------------------------------------------------------------------------
+    def end(self, exchange: Exchange, error: GatewayError, *, is_lost: bool) -> str:
+        """The last action of an exchange that has failed. `is_lost`: the client is gone."""
+        if is_lost or isinstance(error, ClientGone):
+            return BREAK_OFF
+        if exchange.status:
+            return BREAK_OFF if self.response_filter is None else END_EVENTS
+        if self.is_stream:
+            return REFUSE
+        return RESPOND_INSTEAD if isinstance(error, FilterAnswered) else RESPOND_ERROR
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:

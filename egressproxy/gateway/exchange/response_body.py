@@ -132,7 +132,7 @@ class Room:
         self._driver.resume()
 
 
-async def answer_taken(client: Client) -> None:
+async def wait_until_taken(client: Client) -> None:
     """Wait until the client has taken what was held of the answer, or most of it: until then it is held."""
     client.clock.end_attempt(client)
     client.feed_from(Room(client.driver))

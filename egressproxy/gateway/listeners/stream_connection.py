@@ -6,26 +6,27 @@ Source: Gateway API, TLSRoute and TCPRoute. A TLS connection whose name matches 
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from math import inf
 from time import monotonic
 
-from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
+from egressproxy.errors import ClientGone, Denied, GatewayError, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_stream, of_client, opened_stream, route_of_stream
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.connect import dial, refuse_answer
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
+from egressproxy.gateway.exchange.error_responses import internal_fault
 from egressproxy.gateway.exchange.identification import identify, identify_stream
 from egressproxy.gateway.exchange.interception import intercept
 from egressproxy.gateway.exchange.pipeline import (
-    ADMIT,
+    ADMIT_AGAIN,
+    ENTER_GATE,
     FILTER,
     IDENTIFY,
     INTERCEPT,
     NOTE_ECH,
-    READMIT,
+    REFUSE,
     TERMINATE,
     TUNNEL,
     Pipeline,
@@ -60,8 +61,6 @@ from egressproxy.protocols.tls.client_hello import (
 )
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.telemetry.metrics import Metrics
-
-log = logging.getLogger(__name__)
 
 
 class _HoldingConnection(FlowControl):
@@ -170,16 +169,14 @@ class StreamConnection(_HoldingConnection):
         return (self.pipeline,) if self.driver.is_busy else ()
 
     def refuse(self, error: GatewayError) -> None:
-        """Close it. A client that waits for the answer to its ClientHello is told where policy is the reason. One whose
-        name nobody serves here is told nothing: the conformance cases of TLSRoute want to see FIN or RST, and no alert.
+        """Tell a client that waits for the answer to its ClientHello, where policy is the reason. One whose name nobody
+        serves here is told nothing: the conformance cases of TLSRoute want to see FIN or RST, and no alert.
         """
         hello = self.hello if error.reason is not Reason.NO_ROUTE else None
-        if hello is not None and not self.is_lost and self.transport.get_protocol() is self:
-            alert = alert_for(error, hello)
-            if alert:
-                self.send(alert)
-                self.flush()
-        self.transport.abort()
+        alert = alert_for(error, hello) if hello is not None and self.transport.get_protocol() is self else b""
+        if alert:
+            self.send(alert)
+            self.flush()
 
     def _too_late(self) -> None:
         self.driver.throw(Denied(Reason.NOT_TLS, "no ClientHello came in time"))
@@ -194,22 +191,27 @@ async def serve_stream(accounting: Accounting, client: StreamConnection) -> None
     exchange.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body
     try:
         await tunnel_stream(accounting, exchange, client)
-    except GatewayError as error:
-        accounting.record_error(exchange, client.pipeline, error)
-        client.pipeline.release(reusable=False)
-        client.refuse(error)
-        exchange.bytes_out = exchange.bytes_out or client.bytes_out
     except BaseException as error:  # GeneratorExit of a filter, too: whatever happens, the stream ends here
-        log.error("internal error in stream %s", exchange.request_id, exc_info=error)
-        fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
-        accounting.record_error(exchange, client.pipeline, fault)
-        client.transport.abort()
+        fail_stream(accounting, exchange, client, error)
     finally:
         if not client.pipeline.is_handed_over:
             exchange.bytes_in = exchange.bytes_in or client.bytes_in
             accounting.account(exchange, client.pipeline)
             client.pipeline.reset()
             client.gone()
+
+
+def fail_stream(accounting: Accounting, exchange: Exchange, client: StreamConnection, failure: BaseException) -> None:
+    """An error ends the stream, as `Pipeline.end` says."""
+    error = failure if isinstance(failure, GatewayError) else internal_fault(failure, f"stream {exchange.request_id}")
+    pipeline = client.pipeline
+    accounting.record_error(exchange, pipeline, error)
+    action = pipeline.end(exchange, error, is_lost=client.is_lost)
+    pipeline.release(reusable=False)
+    if action == REFUSE:
+        client.refuse(error)
+    client.transport.abort()
+    exchange.bytes_out = exchange.bytes_out or client.bytes_out
 
 
 async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: StreamConnection) -> None:
@@ -235,14 +237,14 @@ async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: Stre
         elif action == IDENTIFY:
             named = listener
             identify_stream(exchange, listener, certified, until)
-        elif action == ADMIT:
+        elif action == ENTER_GATE:
             assert route is not None
             if accounting.gate is not None:
                 pipeline.tenant = accounting.gate.admit(exchange, route.priority)
         elif action == FILTER:
             assert pipeline.steps is not None
             await refuse_answer(pipeline.steps, exchange)
-        elif action == READMIT:
+        elif action == ADMIT_AGAIN:
             assert route is not None
             pipeline.route, pipeline.listener = admit_stream_again(exchange, client, route, inner)
         elif action == TERMINATE:

@@ -6,10 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.exchange import admission
-from egressproxy.gateway.exchange.pipeline import ADMIT, IDENTIFY, INTERCEPT, Pipeline
+from egressproxy.gateway.exchange.pipeline import (
+    ACCEPT,
+    ENTER_GATE,
+    IDENTIFY,
+    INTERCEPT,
+    READ_HTTP,
+    START_CLOCK,
+    Pipeline,
+)
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
@@ -17,6 +26,9 @@ from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.exchange import Exchange
 from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.protocols.tls.client_hello import ClientHello
+
+#: Behind these actions nothing is decided on names.
+_DECIDED: Final = frozenset((INTERCEPT, READ_HTTP, START_CLOCK))
 
 
 @dataclass(slots=True)
@@ -90,14 +102,6 @@ def _decide_tunnel(made: Decision) -> None:
     opened = made.listener.leaves_for(exchange.authority.host)
     if opened is not None:
         made.opened_by = opened.policy
-    if exchange.authority.port == admission.HTTP_PORT:
-        made.tls_route, reads_http = admission.ways_to_http_port(made.listener, exchange.authority)
-        if reads_http:  # mode Report notes what it would refuse
-            exchange.note_denials(*admission.admit_http(made.listener, exchange.authority))
-        else:
-            made.route, noted = admission.route_tunnel(made.listener, exchange.authority)
-            exchange.note_denials(*noted)
-            exchange.route, exchange.series = made.route.name, made.route.series
 
 
 def _decide_stream(made: Decision) -> None:
@@ -127,7 +131,13 @@ def _record(made: Decision, pipeline: Pipeline, actions: Iterator[str]) -> None:
         for action in actions:
             if action == IDENTIFY and exchange.has_request:
                 admission.refuse_loops(exchange.request, made.pseudonym)
-            elif action in (ADMIT, INTERCEPT):
+            elif action == ACCEPT:
+                assert pipeline.listener is not None
+                assert exchange.authority is not None
+                made.tls_route, pipeline.speaks_http = admission.ways_to_http_port(
+                    pipeline.listener, exchange.authority
+                )
+            elif action in _DECIDED or (action == ENTER_GATE and not _asks_first_byte(pipeline)):
                 break
     finally:
         if pipeline.listener is not None:
@@ -143,3 +153,8 @@ def _record(made: Decision, pipeline: Pipeline, actions: Iterator[str]) -> None:
     made.route = pipeline.route
     if made.route is not None:
         exchange.route, exchange.series = made.route.name, made.route.series
+
+
+def _asks_first_byte(pipeline: Pipeline) -> bool:
+    """Whether the pipeline is that of a tunnel to port 80, whose way depends on what the client says in it."""
+    return pipeline.route is None and pipeline.certificates is None

@@ -14,13 +14,10 @@ from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT
 from egressproxy.model.fields import Fields
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
-from tests.gateway.exchange.test_grpc_answers import CONTENT, MESSAGE, call
-from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import OK, OK_PASSED
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 from tests.support.http2 import Http2Origin
-from tests.support.http2_client import raw_frame
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nabcde"
@@ -71,11 +68,6 @@ def passed(talk: Conversation, status: int) -> dict[str, str]:
 
 
 # --- which one -------------------------------------------------------------------------------------------------------
-def test_the_lowest_priority_number_serves(converse: Start):
-    talk = converse(config())
-    served_by(talk, "a")
-    assert talk.record()["backend"] == "agents/a"
-    assert "attempts" not in talk.record()
 
 
 def test_equal_priorities_share_the_requests_by_weight(converse: Start):
@@ -107,133 +99,6 @@ def test_a_refused_connection_goes_to_the_next_priority_with_its_own_host(conver
         ("agents/a", "upstream_refused"), ("agents/b", "200"),
     ]  # fmt: skip
     assert talk.series("failovers") == 1
-
-
-def test_a_backend_that_is_down_costs_one_attempt_and_is_then_left_alone(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    refuse(talk, "a")
-    asked(talk, "b")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    for _ in range(5):
-        served_by(talk, "b", is_new=False)
-    talk.no_dial()
-
-
-def test_when_all_have_failed_the_client_gets_the_last_error(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    for name in NAMES:
-        refuse(talk, name)
-    assert talk.client.answer()[0] == 503
-    assert len(talk.record()["attempts_detail"]) == 3
-    talk.no_dial()
-
-
-def test_when_all_are_put_aside_they_are_asked_all_the_same(converse: Start):
-    talk = converse(config("a", "b"))
-    talk.client >> GET
-    refuse(talk, "a")
-    refuse(talk, "b")
-    assert talk.client.answer()[0] == 503
-    served_by(talk, "a")
-
-
-# --- codes -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("status", [429, 500, 502, 503, 529])
-def test_a_post_that_a_code_of_failure_answers_goes_to_the_next_backend_as_the_client_sent_it(
-    converse: Start, status: int
-):
-    talk = converse(config())
-    talk.client >> POST
-    asked(talk, "a", b"POST")
-    talk.origin << b"abcde"
-    answer(talk, status)
-    asked(talk, "b", b"POST")
-    talk.origin << b"abcde"
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
-@pytest.mark.parametrize("status", [400, 401, 404, 504])
-def test_other_codes_are_the_clients(converse: Start, status: int):
-    talk = converse(config())
-    talk.client >> GET
-    asked(talk, "a")
-    answer(talk, status)
-    passed(talk, status)
-    talk.no_dial()
-
-
-def test_the_last_backends_code_reaches_the_client_with_its_fields(converse: Start):
-    talk = converse(config("a", "b"))
-    talk.client >> GET
-    asked(talk, "a")
-    answer(talk, 503)
-    asked(talk, "b")
-    answer(talk, 429, b"Retry-After: 9")
-    assert passed(talk, 429)["retry-after"] == "9"
-
-
-def test_a_backend_that_asks_for_a_pause_gets_it(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    asked(talk, "a")
-    answer(talk, 429, b"Retry-After: 30")
-    asked(talk, "b")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    served_by(talk, "b", is_new=False)
-
-
-def test_one_code_of_failure_does_not_put_a_backend_aside(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    asked(talk, "a")
-    first = talk.origin
-    answer(talk, 500)
-    asked(talk, "b")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    talk.origin = first
-    served_by(talk, "a", is_new=False)
-
-
-# --- broken answers --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 O", b"SSH-2.0-x\r\n"])
-def test_a_head_that_does_not_come_whole_goes_to_the_next_backend(converse: Start, said: bytes):
-    talk = converse(config())
-    talk.client >> POST
-    asked(talk, "a", b"POST")
-    if said:
-        talk.origin >> said
-    talk.origin.resets()
-    asked(talk, "b", b"POST")
-    talk.origin << b"abcde"
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
-def test_replay_idempotent_keeps_a_post_that_a_backend_may_have_seen(converse: Start):
-    talk = converse(config(replay="Idempotent"))
-    talk.client >> POST
-    asked(talk, "a", b"POST")
-    talk.origin.resets()
-    assert talk.client.answer()[0] == 502
-    talk.no_dial()
-
-
-def test_replay_idempotent_keeps_a_post_that_was_sent_on_an_idle_connection_which_ends(converse: Start):
-    """Whether it had died before, or ended for what the backend did with the request, cannot be seen from here."""
-    talk = converse(config(replay="Idempotent"))
-    served_by(talk, "a")
-    talk.client >> POST
-    asked(talk, "a", b"POST", is_new=False)
-    talk.origin << b"abcde"
-    talk.origin.ends()
-    assert talk.client.answer()[0] == 502
-    talk.no_dial()
 
 
 # --- the first byte --------------------------------------------------------------------------------------------------
@@ -277,18 +142,6 @@ def test_an_answer_that_ends_before_its_first_byte_goes_to_the_next_backend(conv
     talk.client << OK_PASSED
 
 
-def test_a_body_that_begins_with_no_chunk_goes_to_the_next_backend(converse: Start):
-    talk = converse(config(firstByte="5s"))
-    talk.client >> POST
-    asked(talk, "a", b"POST")
-    talk.origin >> HEAD
-    talk.origin >> b"no chunk\r\n"
-    asked(talk, "b", b"POST")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    assert talk.record()["attempts_detail"][0]["outcome"] == "upstream_bad_response"
-
-
 def test_a_stream_flows_from_its_first_byte_on_and_has_no_such_limit_any_more(converse: Start):
     talk = converse(config(firstByte="50ms"))
     talk.client >> GET
@@ -320,16 +173,6 @@ def test_an_answer_without_a_body_is_not_waited_for(converse: Start, said: bytes
     asked(talk, "a")
     talk.origin >> said
     talk.client << passed
-
-
-def test_without_first_byte_the_head_is_sent_on_as_it_comes(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    asked(talk, "a")
-    talk.origin >> HEAD
-    talk.client << STREAM
-    talk.origin >> b"0\r\n\r\n"
-    talk.client << b"0\r\n\r\n"
 
 
 def test_a_client_that_is_slow_with_its_body_says_nothing_of_the_backend(converse: Start):
@@ -398,41 +241,6 @@ def test_a_body_longer_than_that_of_other_retries_is_kept(converse: Start):
     talk.client << OK_PASSED
 
 
-def test_the_requests_own_time_ends_it(converse: Start):
-    talk = converse(config(rule={"timeouts": {"request": "10s"}}))
-    talk.client >> GET
-    asked(talk, "a")
-    talk.after(11)
-    assert talk.client.answer()[0] == 504
-    talk.no_dial()
-    assert talk.record()["reason"] == "request_timeout"
-
-
-def test_the_rules_retries_begin_again_when_all_were_asked(converse: Start):
-    talk = converse(config("a", "b", rule={"retry": {"attempts": 1, "backoff": "0s"}}))
-    talk.client >> GET
-    refuse(talk, "a")
-    refuse(talk, "b")
-    served = talk.pending_dial()
-    assert served is not None
-    asked(talk, "a")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    assert talk.record()["attempts"] == 3
-
-
-def test_codes_of_the_rules_retries_say_nothing_of_the_backend(converse: Start):
-    rule = {"retry": {"attempts": 1, "codes": [409], "backoff": "0s"}}
-    talk = converse(config("a", "b", rule=rule))
-    for number in range(3):
-        talk.client >> GET
-        for again in range(2):
-            asked(talk, "a", is_new=not number and not again)
-            answer(talk, 409)
-        passed(talk, 409)
-    talk.no_dial()
-
-
 # --- what an attempt takes along -------------------------------------------------------------------------------------
 def credential(name: str) -> m.Manifest:
     config = {
@@ -466,37 +274,6 @@ def test_each_attempt_has_the_credential_of_its_backend_and_no_other(converse: S
     talk.client << OK_PASSED
 
 
-def test_on_a_forward_proxy_the_route_is_the_permission_and_a_deny_holds(converse: Start):
-    objects = [m.gateway(m.forward_listener(3128)), *config()[1:], m.policy([])]
-    get = b"GET http://any.example/ HTTP/1.1\r\nHost: any.example\r\n\r\n"
-    talk = converse(objects)
-    talk.client >> get
-    refuse(talk, "a")
-    asked(talk, "b")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    allow_and_deny = {"allow": [], "deny": [{"hostnames": ["a.example", "b.example"]}]}
-    talk = converse([*objects[:-1], m.policy(destinations=allow_and_deny)])
-    talk.client >> get
-    asked(talk, "c")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    everything = {"allow": [], "deny": [{"hostnames": ["*.example"]}]}
-    talk = converse([*objects[:-1], m.policy(destinations=everything)])
-    talk.client >> get
-    assert talk.client.answer()[0] == 403
-    talk.no_dial()
-
-
-def test_endpoints_that_are_denied_are_left_out_and_where_all_are_it_is_a_403(converse: Start):
-    talk = converse([*config("a", "b"), m.policy(destinations={"deny": [{"hostnames": ["a.example"]}]})])
-    served_by(talk, "b")
-    talk = converse([*config("a", "b"), m.policy(destinations={"deny": [{"hostnames": ["*.example"]}]})])
-    talk.client >> GET
-    assert talk.client.answer()[0] == 403
-    talk.no_dial()
-
-
 def test_a_name_that_leads_to_a_denied_address_ends_the_request(converse: Start):
     talk = converse(config("a", "b"))
     talk.names.zone["a.example"] = (IPv4Address("10.0.0.7"),)
@@ -505,56 +282,7 @@ def test_a_name_that_leads_to_a_denied_address_ends_the_request(converse: Start)
     talk.no_dial()
 
 
-def test_of_several_references_each_has_its_share_and_a_failover_stays_within_its_endpoints(converse: Start):
-    refs = [
-        {"group": m.OURS, "kind": "Backend", "name": "any", "weight": 1},
-        {"group": m.OURS, "kind": "Backend", "name": "c", "weight": 0},
-    ]
-    objects = [*config("a", "b")[:-1], m.http_route("route", {"backendRefs": refs})]
-    talk = converse(objects)
-    talk.client >> GET
-    refuse(talk, "a")
-    refuse(talk, "b")
-    assert talk.client.answer()[0] == 503
-    talk.no_dial()
-
-
-def test_a_mirror_gets_one_copy_whatever_becomes_of_the_attempts(converse: Start):
-    mirror = {
-        "type": "RequestMirror",
-        "requestMirror": {"backendRef": {"group": m.OURS, "kind": "Backend", "name": "c"}},
-    }
-    talk = converse(config("a", "b", rule={"filters": [mirror]}))
-    talk.client >> GET
-    dials = []
-    for _ in range(3):
-        dial = talk.pending_dial()
-        assert dial is not None
-        name = talk.names.name_of(dial.endpoints[0][0]).partition(".")[0]
-        dials.append(name)
-        if name == "a":
-            refuse(talk, "a")
-        else:
-            asked(talk, name)
-            talk.origin >> OK
-    assert sorted(dials) == ["a", "b", "c"]
-    talk.client << OK_PASSED
-    talk.no_dial()
-
-
 # --- the trail -------------------------------------------------------------------------------------------------------
-def test_the_response_names_the_attempts_where_it_was_asked_for(converse: Start):
-    talk = converse(config(attemptsHeader=True))
-    talk.client >> GET
-    refuse(talk, "a")
-    asked(talk, "b")
-    answer(talk, 429)
-    asked(talk, "c")
-    talk.origin >> b"HTTP/1.1 200 OK\r\nX-Egress-Attempts: forged\r\nContent-Length: 0\r\n\r\n"
-    said = [each.split(";")[:2] for each in passed(talk, 200)["x-egress-attempts"].split(", ")]
-    assert said == [
-        ['"agents/a"', "outcome=upstream_refused"], ['"agents/b"', "outcome=429"], ['"agents/c"', "outcome=200"],
-    ]  # fmt: skip
 
 
 def test_an_error_names_the_attempts_too(converse: Start):
@@ -564,15 +292,6 @@ def test_an_error_names_the_attempts_too(converse: Start):
     status, _, fields, _ = talk.client.answer()
     assert status == 503
     assert fields["X-Egress-Attempts"].startswith('"agents/a";outcome=upstream_refused;ms=')
-
-
-def test_the_response_says_nothing_where_it_was_not_asked_for(converse: Start):
-    talk = converse(config())
-    talk.client >> GET
-    refuse(talk, "a")
-    asked(talk, "b")
-    talk.origin >> OK
-    talk.client << OK_PASSED
 
 
 # --- endpoints of one backend ----------------------------------------------------------------------------------------
@@ -591,15 +310,6 @@ def refuse_pod(talk: Conversation) -> str:
     return address
 
 
-def test_the_other_endpoints_of_a_backend_are_asked_before_the_next_backend(converse: Start):
-    talk = converse(to_pods("10.1.0.1", "10.1.0.2"))
-    talk.client >> POST
-    assert {refuse_pod(talk), refuse_pod(talk)} == {"10.1.0.1", "10.1.0.2"}
-    asked(talk, "b", b"POST")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
 def test_a_backend_whose_endpoints_are_all_ejected_is_not_asked(converse: Start):
     passive = {"consecutive5XxErrors": 1, "baseEjectionTime": "300s", "maxEjectionPercent": 100}
     talk = converse(to_pods("10.1.0.1", healthCheck={"passive": passive}))
@@ -612,21 +322,6 @@ def test_a_backend_whose_endpoints_are_all_ejected_is_not_asked(converse: Start)
     talk.client = talk.connect()
     served_by(talk, "b")
     assert "attempts" not in talk.record()
-
-
-def test_a_circuit_that_is_open_leads_to_the_next_backend(converse: Start):
-    talk = converse(to_pods("10.1.0.1", circuitBreaker={"maxParallelRequests": 1}))
-    first, second = talk.client, talk.connect()
-    first >> GET
-    talk.dialled("10.1.0.1", 8080)
-    busy = talk.origin
-    second >> GET
-    asked(talk, "b")
-    talk.origin >> OK
-    second << OK_PASSED
-    busy.take(rb"GET .*?\r\n\r\n")
-    busy >> OK
-    first << OK_PASSED
 
 
 # --- coming back -----------------------------------------------------------------------------------------------------
@@ -708,25 +403,6 @@ def test_a_stream_that_is_reset_goes_to_the_next_backend(converse: Start, code: 
     goes_on_to_b(talk)
 
 
-@pytest.mark.parametrize("replay", ["All", "Idempotent"])
-def test_what_a_goaway_has_left_out_goes_to_the_same_backend(converse: Start, replay: str):
-    talk = converse(over_http2(replay=replay))
-    http2_asked(talk).peer >> raw_frame(7, bytes(8))
-    again = Http2Origin(talk, talk.dialled("a.example", 80))
-    (seen,) = again.waits_for(1).values()
-    assert bytes(seen.data) == b"abcde"
-    again.responds(1)
-    talk.client << OK_PASSED
-    assert talk.record()["attempts_detail"][0]["backend"] == "agents/a"
-
-
-def test_a_code_of_failure_of_a_stream_goes_to_the_next_backend(converse: Start):
-    talk = converse(over_http2())
-    http2_asked(talk).responds(1, b"no", (b"retry-after", b"30"), status=b"429")
-    goes_on_to_b(talk)
-    served_by(talk, "b", is_new=False)
-
-
 def test_a_stream_without_a_first_byte_goes_to_the_next_backend_and_is_reset(converse: Start):
     talk = converse(over_http2(firstByte="60ms"))
     origin = http2_asked(talk)
@@ -765,36 +441,6 @@ def calls(**failover: Any) -> list[m.Manifest]:
     ]
 
 
-@pytest.mark.parametrize(("status", "goes_on"), [(b"14", True), (b"8", True), (b"9", False), (b"junk", False)])
-def test_a_call_that_is_refused_goes_to_the_next_backend(converse: Start, status: bytes, goes_on: bool):
-    talk = converse(calls())
-    client = speak_http2(talk)
-    stream = call(client)
-    first = Http2Origin(talk, talk.dialled("a.example", 80))
-    first.waits_for(1)
-    first.responds(1, None, CONTENT, (b"grpc-status", status))
-    if goes_on:
-        second = Http2Origin(talk, talk.dialled("b.example", 80))
-        (seen,) = second.waits_for(1).values()
-        assert bytes(seen.data) == MESSAGE
-        second.responds(1, MESSAGE, CONTENT, trailers=[(b"grpc-status", b"0")])
-        assert bytes(client.answer(stream).data) == MESSAGE
-    else:
-        assert client.answer(stream).is_whole
-        talk.no_dial()
-
-
-def test_a_call_whose_backend_refuses_connections_goes_to_the_next(converse: Start):
-    talk = converse(calls())
-    client = speak_http2(talk)
-    stream = call(client)
-    refuse(talk, "a")
-    second = Http2Origin(talk, talk.dialled("b.example", 80))
-    second.waits_for(1)
-    second.responds(1, MESSAGE, CONTENT, trailers=[(b"grpc-status", b"0")])
-    assert bytes(client.answer(stream).data) == MESSAGE
-
-
 # --- parents --------------------------------------------------------------------------------------------------------
 def behind_a_parent(port: int, *, tls: bool) -> list[m.Manifest]:
     """The backends a and b, which are reached through the proxy, in a rule that retries as well."""
@@ -807,18 +453,6 @@ def behind_a_parent(port: int, *, tls: bool) -> list[m.Manifest]:
         m.failover("any", "a", "b"),
         m.http_route("route", m.prefix_rule("/", "any", retry=retry)),
     ]
-
-
-def test_behind_a_parent_another_backend_is_asked_after_a_code_and_none_again(converse: Start):
-    """The parent may ask the same backend again for itself; another backend it does not know."""
-    talk = converse(behind_a_parent(80, tls=False))
-    talk.client >> GET
-    for name in ("a", "b"):
-        talk.dialled("proxy.example", 3128).take(b"GET http://%b.example/ .*?\r\n\r\n" % name.encode())
-        answer(talk, 503)
-    passed(talk, 503)
-    talk.no_dial()
-    assert talk.record()["attempts"] == 2
 
 
 @pytest.mark.parametrize("status", [403, 503])

@@ -13,7 +13,7 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import Filter
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.parent_connect import proxy_authorization
-from egressproxy.gateway.exchange.connection_manager import wanted_credentials
+from egressproxy.gateway.backends.upstream_call import proxy_credentials_fault
 from egressproxy.ir.backend import BackendIR, Destination, ParentCredentials
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.secret import SecretBytes
@@ -298,9 +298,9 @@ def test_a_parent_that_wants_credentials_says_what_to_configure(converse_on: Sta
 @of_sources
 def test_a_407_of_an_origin_behind_the_parents_tunnel_is_not_the_parents():
     via = SimpleNamespace(behind=_BEHIND)
-    assert wanted_credentials(cast(Cluster, via)).reason is Reason.PARENT_AUTH
+    assert proxy_credentials_fault(cast(Cluster, via)).reason is Reason.PARENT_AUTH
     via.behind = None
-    assert wanted_credentials(cast(Cluster, via)).reason is Reason.BAD_RESPONSE
+    assert proxy_credentials_fault(cast(Cluster, via)).reason is Reason.BAD_RESPONSE
 
 
 @pytest.mark.parametrize("request_", [GET, connect("a.example:22")])

@@ -14,7 +14,7 @@ from egressproxy.gateway.backends.retries import Budget
 from egressproxy.ir.policy import RetryBudgetIR
 from egressproxy.model.exchange import Exchange
 from tests.gateway.conftest import Start
-from tests.gateway.kit import OK, OK_PASSED, forward, reverse
+from tests.gateway.kit import OK, OK_PASSED, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer, scripted_filter
 from tests.support.waiting import WAIT_S
@@ -77,80 +77,11 @@ def test_a_refused_connection_is_tried_again_whatever_the_method(converse: Start
     assert (record["status"], record["attempts"], record["detail"]) == (200, 3, "retried after upstream_refused")
 
 
-def test_attempts_are_those_after_the_first(converse: Start):
-    talk = converse(retrying(1))
-    talk.client >> GET
-    refuse(talk)
-    refuse(talk)
-    assert talk.client.answer()[0] == 503
-    talk.no_dial()
-    assert talk.record()["reason"] == "upstream_refused"
-    assert talk.series("attempts") == 2
-
-
-def test_without_attempts_there_is_one_retry(converse: Start):
-    talk = converse(retrying(None))
-    talk.client >> GET
-    for _ in range(2):
-        refuse(talk)
-    assert talk.client.answer()[0] == 503
-    talk.no_dial()
-
-
-def test_attempts_0_is_no_retry(converse: Start):
-    talk = converse(retrying(0, (503,)))
-    talk.client >> GET
-    refuse(talk)
-    assert talk.client.answer()[0] == 503
-    assert talk.connection_manager is not None
-    talk.no_dial()
-
-
-def test_a_name_that_does_not_exist_is_not_asked_for_again(converse: Start):
-    talk = converse(retrying())
-    talk.names.faults["a.example"] = lambda: UpstreamFault(Reason.DNS_NXDOMAIN, "no such name", retry=RetrySafety.SAFE)
-    talk.client >> GET
-    assert talk.client.answer()[0] == 502
-    assert talk.series("attempts") == 1
-
-
 # --- connections that break ------------------------------------------------------------------------------------------
 def test_a_connection_that_is_reset_before_an_answer_is_replaced(converse: Start):
     talk = converse(retrying())
     talk.client >> GET
     talk.dialled("a.example", 80).resets()
-    talk.dialled("a.example", 80) << SENT
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
-@pytest.mark.parametrize("attempts", [0, 1, 3])
-def test_a_backend_that_breaks_every_connection_is_unavailable_once_it_was_tried_again(converse: Start, attempts: int):
-    talk = converse(retrying(attempts))
-    talk.client >> GET
-    for _ in range(attempts + 1):
-        talk.dialled("a.example", 80) << SENT
-        talk.origin.resets()
-    assert talk.client.answer()[0] == (503 if attempts else 502)
-    assert talk.record()["reason"] == "upstream_reset"
-    talk.no_dial()
-
-
-def test_a_post_that_a_backend_may_have_seen_is_not_sent_again(converse: Start):
-    talk = converse(retrying())
-    talk.client >> POST + b"abcde"
-    talk.dialled("a.example", 80) << POST_SENT + b"abcde"
-    talk.origin.resets()
-    assert talk.client.answer()[0] == 502
-    talk.no_dial()
-
-
-def test_an_answer_that_breaks_off_in_its_head_is_asked_for_again(converse: Start):
-    talk = converse(retrying())
-    talk.client >> GET
-    talk.dialled("a.example", 80) << SENT
-    talk.origin >> b"HTTP/1.1 200 O"
-    talk.origin.leaves()
     talk.dialled("a.example", 80) << SENT
     talk.origin >> OK
     talk.client << OK_PASSED
@@ -193,36 +124,6 @@ def test_an_answer_that_is_not_here_is_not_waited_for(converse: Start):
     talk.client << OK_PASSED
 
 
-def test_the_last_answer_goes_to_the_client_as_it_is(converse_on: Start):
-    talk = converse_on(retrying(1, (500,)))
-    talk.client >> GET
-    talk.dialled("a.example", 80)
-    answers(talk, 500, b"one")
-    answers(talk, 500, b"two")
-    talk.client << b"HTTP/1.1 500 Failed\r\nVia: 1.1 gw\r\nContent-Length: 3\r\n\r\ntwo"
-    record = talk.record()
-    assert (record["status"], record["reason"], record["attempts"]) == (500, "-", 2)
-
-
-def test_a_status_that_is_not_listed_is_not_retried(converse: Start):
-    talk = converse(retrying(3, (500,)))
-    talk.client >> GET
-    talk.dialled("a.example", 80)
-    answers(talk, 503)
-    talk.client.take(rb"HTTP/1.1 503 Failed\r\n")
-    assert "attempts" not in talk.record()
-
-
-def test_a_listed_status_is_retried_for_a_post_with_its_body(converse_on: Start):
-    talk = converse_on(retrying(1, (503,)))
-    talk.client >> POST + b"abcde"
-    talk.dialled("a.example", 80) << POST_SENT + b"abcde"
-    talk.origin >> b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"
-    talk.origin << POST_SENT + b"abcde"
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
 # --- bodies ----------------------------------------------------------------------------------------------------------
 def test_a_body_that_is_under_way_goes_on_at_the_next_backend(converse_on: Start):
     talk = converse_on(retrying(1, (503,)))
@@ -246,17 +147,6 @@ def test_a_chunked_body_is_sent_again_with_its_trailers(converse: Start):
         talk.origin << body
         talk.origin >> answer
     talk.client << OK_PASSED
-
-
-def test_a_body_too_long_to_be_kept_is_not_sent_again(converse: Start):
-    talk = converse(retrying(3, (503,)))
-    body = bytes(REPLAY_LIMIT + 1)
-    talk.client >> POST.replace(b"5", b"%d" % len(body)) + body
-    talk.dialled("a.example", 80).take(rb"POST / .*?\r\n\r\n")
-    talk.origin << body
-    talk.origin >> b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"
-    talk.client.take(rb"HTTP/1.1 503 Failed\r\n")
-    talk.no_dial()
 
 
 def test_a_long_body_goes_again_while_no_backend_had_it(converse: Start):
@@ -324,48 +214,6 @@ def test_a_body_filter_sees_the_body_once(converse: Start):
 
 
 # --- each attempt is a request of its own ----------------------------------------------------------------------------
-class Stamp(Filter):
-    """A backend-request filter, as an injector of credentials is one."""
-
-    def __init__(self) -> None:
-        self.runs = 0
-
-    def backend_request(self, x: Exchange) -> None:
-        self.runs += 1
-        x.request.fields.add(b"x-key", b"%b-%d" % (x.backend.encode(), self.runs))
-
-
-def test_each_attempt_has_the_credential_of_its_own_backend_and_no_other(converse: Start):
-    rule = {
-        "backendRefs": [{"group": m.OURS, "kind": "Backend", "name": name, "weight": 1} for name in ("a", "b")],
-        "retry": {"attempts": 40, "codes": [503], "backoff": "0s"},
-    }
-    stamped = {"extensions": [scripted_filter("stamp", "backend-request")]}
-    talk = converse(
-        [
-            m.gateway(m.http_listener(8080)),
-            m.backend("a", "a.example", 80, **stamped),
-            m.backend("b", "b.example", 80, **stamped),
-            m.http_route("route", rule),
-        ],
-        filters={"stamp": Stamp()},
-    )
-    talk.client >> GET
-    seen = set()
-    for number in range(1, 41):
-        if talk.dialer.dials:
-            host = talk.names.name_of(talk.dialer.dials[0].endpoints[0][0])
-            talk.dialled(host, 80)
-        peer = next(origin for origin in talk.origins if origin.got)
-        sent = peer.take(rb"GET / HTTP/1.1\r\nHost: (\w)\.example\r\nx-key: agents/(\w)-(\d+)\r\nVia: 1.1 gw\r\n\r\n")
-        assert sent[1] == sent[2]
-        assert int(sent[3]) == number
-        seen.add(sent[1])
-        if seen == {b"a", b"b"}:
-            peer >> OK
-            break
-        peer >> b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"
-    talk.client << OK_PASSED
 
 
 class Slots(Filter):
@@ -422,64 +270,6 @@ def test_the_endpoints_of_a_service_take_turns(converse: Start):
     assert sorted(hosts) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
 
-def test_an_endpoint_that_refused_is_not_asked_again_while_another_is_left(converse: Start):
-    talk = converse(to_pods("10.0.0.1", "10.0.0.2", "10.0.0.3", retry={"attempts": 2, "backoff": "0s"}))
-    talk.client >> GET
-    other = talk.connect()
-    hosts = []
-    for turn in range(3):
-        dial = talk.pending_dial()
-        assert dial is not None
-        hosts.append(str(dial.endpoints[0][0]))
-        if turn == 0:  # somebody else takes turns meanwhile
-            for _ in range(2):
-                other >> GET
-                dials = talk.dialer.dials
-                dials.append(dials.pop(0))
-                talk.dialled(str(dials[0].endpoints[0][0]), 8080)
-                answers(talk, 200)
-                other.take(rb"HTTP/1.1 200 .*no")
-                talk.origin.leaves()
-        refuse(talk, hosts[-1], 8080)
-    assert sorted(hosts) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
-    assert talk.client.answer()[0] == 503
-
-
-def test_when_all_were_tried_one_that_was_not_down_is_tried_again(converse: Start):
-    talk = converse(to_pods("10.0.0.1", "10.0.0.2", retry={"attempts": 5, "codes": [503], "backoff": "0s"}))
-    talk.client >> GET
-    refused, asked = 0, 0
-    while asked < 3:
-        if talk.dialer.dials and not refused:
-            refuse(talk, str(talk.dialer.dials[0].endpoints[0][0]), 8080)
-            refused += 1
-        elif talk.dialer.dials:
-            talk.dialled(str(talk.dialer.dials[0].endpoints[0][0]), 8080)
-        else:
-            asked += 1
-            answers(talk, 503 if asked < 3 else 200)
-    talk.client.take(rb"HTTP/1.1 200 ")
-    assert (refused, talk.record()["attempts"]) == (1, 4)
-
-
-def test_a_backend_without_endpoints_is_left_for_another_one(converse: Start):
-    rule = {
-        "backendRefs": [
-            {"name": "pods", "port": 80, "weight": 1000},
-            {"group": m.OURS, "kind": "Backend", "name": "a", "weight": 1000},
-        ],
-        "retry": {"attempts": 60, "backoff": "0s"},
-    }
-    talk = converse([m.gateway(m.http_listener(8080)), m.http_route("route", rule), SERVICE, *reverse()[2:3]])
-    for is_new in (True, *[False] * 9):
-        talk.client >> GET
-        if is_new:
-            talk.dialled("a.example", 80)
-        talk.origin << SENT
-        talk.origin >> OK
-        talk.client << OK_PASSED
-
-
 # --- time ------------------------------------------------------------------------------------------------------------
 def test_an_attempt_that_takes_too_long_is_followed_by_another(converse: Start):
     talk = converse(retrying(1, timeouts={"backendRequest": "2s"}))
@@ -493,41 +283,6 @@ def test_an_attempt_that_takes_too_long_is_followed_by_another(converse: Start):
     talk.origin >> OK
     talk.client << OK_PASSED
     assert talk.record()["detail"] == "retried after upstream_timeout"
-
-
-def test_when_every_attempt_takes_too_long_the_client_is_told_so(converse: Start):
-    talk = converse(retrying(1, timeouts={"backendRequest": "2s"}))
-    talk.client >> GET
-    for _ in range(2):
-        talk.dialled("a.example", 80) << SENT
-        talk.after(2.2)
-    assert talk.client.answer()[0] == 504
-    assert (talk.record()["reason"], talk.record()["attempts"]) == ("upstream_timeout", 2)
-
-
-def test_a_post_that_takes_too_long_is_not_sent_again_but_one_that_was_not_sent_is(converse: Start):
-    talk = converse(retrying(2, timeouts={"backendRequest": "2s"}))
-    talk.client >> POST + b"abcde"
-    assert talk.pending_dial() is not None
-    talk.after(2.2)  # no connection: nothing was sent
-    talk.dialer.dials.pop(0)
-    talk.dialled("a.example", 80) << POST_SENT + b"abcde"
-    talk.after(2.2)
-    assert talk.client.answer()[0] == 504
-    talk.no_dial()
-
-
-def test_the_time_for_the_whole_request_ends_all_attempts(converse: Start):
-    talk = converse(retrying(9, timeouts={"backendRequest": "2s", "request": "5s"}))
-    talk.client >> GET
-    for _ in range(2):
-        talk.dialled("a.example", 80) << SENT
-        talk.after(2.2)
-    talk.dialled("a.example", 80) << SENT
-    talk.after(1.0)
-    assert talk.client.answer()[0] == 504
-    record = talk.record()
-    assert (record["reason"], record["attempts"]) == ("request_timeout", 3)
 
 
 def test_the_time_for_the_whole_request_ends_a_pause(converse: Start):
@@ -548,20 +303,6 @@ def test_a_client_that_leaves_in_a_pause_ends_it(converse: Start):
     answers(talk, 503)
     talk.client.leaves()
     assert talk.record()["reason"] == "client_gone"
-
-
-def test_the_pause_is_at_least_the_backoff(converse: Start):
-    talk = converse(retrying(1, (503,), backoff="50ms"))
-    talk.client >> GET
-    talk.dialled("a.example", 80)
-    answers(talk, 503)
-    began = talk.loop.time()
-    while not talk.origin.got:
-        talk.run(_moment())
-    assert talk.loop.time() - began >= 0.045
-    talk.origin.take(rb"GET .*?\r\n\r\n")
-    talk.origin >> OK
-    talk.client << OK_PASSED
 
 
 def test_a_time_shorter_than_a_tick_of_the_wheel_ends_an_attempt(converse_on: Start):
@@ -590,48 +331,6 @@ def through_parent(attempts: int, codes: tuple[int, ...] = (503,)) -> list[m.Man
     rule = m.prefix_rule("/", "far", retry={"attempts": attempts, "codes": list(codes), "backoff": "0s"})
     far = m.backend("far", "far.example", 80, parent={"name": "proxy"})
     return [m.gateway(m.http_listener(8080)), parent, far, m.http_route("route", rule)]
-
-
-def test_what_a_parent_has_answered_is_not_asked_for_again(converse: Start):
-    talk = converse(through_parent(3))
-    talk.client >> GET
-    talk.dialled("proxy.example", 3128) << FAR_SENT
-    talk.origin >> b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"
-    talk.client.take(rb"HTTP/1.1 503 Failed\r\n")
-    talk.origin.hears_nothing()
-    talk.no_dial()
-
-
-@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 200 O"])
-def test_a_request_that_a_parent_may_have_seen_is_not_sent_again(converse: Start, begun: bytes):
-    talk = converse(through_parent(3))
-    talk.client >> GET
-    talk.dialled("proxy.example", 3128) << FAR_SENT
-    talk.origin >> begun
-    talk.origin.resets()
-    talk.client.take(rb"(?:HTTP/1.1 103 .*?\r\n\r\n)?HTTP/1.1 502 ")
-    talk.no_dial()
-
-
-def test_an_attempt_that_a_parent_did_not_answer_in_time_is_the_last(converse: Start):
-    objects = through_parent(3)
-    objects[-1]["spec"]["rules"][0]["timeouts"] = {"backendRequest": "2s"}
-    talk = converse(objects)
-    talk.client >> GET
-    talk.dialled("proxy.example", 3128) << FAR_SENT
-    talk.after(2.2)
-    assert talk.client.answer()[0] == 504
-    talk.no_dial()
-
-
-def test_a_parent_that_cannot_be_reached_is_tried_again(converse: Start):
-    talk = converse(through_parent(2))
-    talk.client >> GET
-    refuse(talk, "proxy.example", 3128)
-    refuse(talk, "proxy.example", 3128)
-    talk.dialled("proxy.example", 3128) << FAR_SENT
-    talk.origin >> OK
-    talk.client << OK_PASSED
 
 
 def test_a_stale_connection_to_a_parent_is_replaced_and_the_request_goes_again_as_it_was(converse: Start):
@@ -664,53 +363,6 @@ def warm(talk: Conversation, connections: int = 1) -> list[Peer]:
     return origins
 
 
-def test_the_replacement_of_a_stale_connection_is_one_of_the_attempts(converse: Start):
-    talk = converse(retrying(1, (503,)))
-    warm(talk)
-    talk.client >> GET
-    talk.origin << SENT
-    talk.origin.resets()
-    talk.dialled("a.example", 80)
-    answers(talk, 503)
-    talk.client.take(rb"HTTP/1.1 503 Failed\r\n")
-    talk.no_dial()
-    assert talk.record()["attempts"] == 2
-
-
-def test_connections_that_break_have_no_more_tries_where_the_first_was_stale(converse: Start):
-    talk = converse(retrying(2))
-    warm(talk)
-    talk.client >> GET
-    for is_new in (False, True, True):
-        if is_new:
-            talk.dialled("a.example", 80)
-        talk.origin << SENT
-        talk.origin.resets()
-    assert talk.client.answer()[0] == 503
-    talk.no_dial()
-
-
-def test_the_replacement_of_a_stale_connection_does_not_wait(converse: Start):
-    talk = converse(retrying(1, backoff="30s"))
-    warm(talk)
-    talk.client >> GET
-    talk.origin << SENT
-    talk.origin.resets()
-    talk.dialled("a.example", 80) << SENT
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
-def test_with_attempts_0_nothing_is_sent_twice(converse: Start):
-    talk = converse(retrying(0))
-    warm(talk)
-    talk.client >> GET
-    talk.origin << SENT
-    talk.origin.resets()
-    assert talk.client.answer()[0] == 502
-    talk.no_dial()
-
-
 def test_a_rule_that_says_nothing_of_retries_has_its_stale_connections_replaced(converse: Start):
     talk = converse(reverse(m.prefix_rule("/", "a", timeouts={"backendRequest": "90ms"})))
     warm(talk)
@@ -723,51 +375,6 @@ def test_a_rule_that_says_nothing_of_retries_has_its_stale_connections_replaced(
 
 
 # --- policies --------------------------------------------------------------------------------------------------------
-def test_a_policy_gives_retries_to_rules_that_say_nothing(converse: Start):
-    talk = converse(reverse(traffic={"retries": {"attempts": 1, "codes": [503], "backoff": "0s"}}))
-    talk.client >> GET
-    talk.dialled("a.example", 80)
-    answers(talk, 503)
-    talk.origin << SENT
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
-def test_a_policy_gives_retries_to_destinations_without_a_route(converse: Start):
-    talk = converse(forward(traffic={"retries": {"attempts": 1, "backoff": "0s"}}))
-    talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
-    refuse(talk)
-    talk.dialled("a.example", 80) << SENT
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
-def test_a_rule_says_more_than_a_policy(converse: Start):
-    rule = m.prefix_rule("/", "a", retry={"attempts": 0})
-    talk = converse(reverse(rule, traffic={"retries": {"attempts": 5, "backoff": "0s"}}))
-    talk.client >> GET
-    refuse(talk)
-    assert talk.client.answer()[0] == 503
-
-
-def test_retries_beyond_the_budget_are_not_made(converse: Start):
-    budget = {"percent": 0, "interval": "10s", "minPerSecond": 0}
-    retries = {"attempts": 5, "backoff": "0s", "budget": budget}
-    talk = converse(reverse(traffic={"retries": retries}))
-    talk.client >> GET
-    refuse(talk)
-    assert talk.client.answer()[0] == 503
-    talk.no_dial()
-
-
-def test_a_rules_own_retry_keeps_to_the_budget_of_the_policy(converse: Start):
-    budget = {"percent": 0, "interval": "10s", "minPerSecond": 0}
-    rule = m.prefix_rule("/", "a", retry={"attempts": 5, "backoff": "0s"})
-    talk = converse(reverse(rule, traffic={"retries": {"attempts": 0, "budget": budget}}))
-    talk.client >> GET
-    refuse(talk)
-    assert talk.client.answer()[0] == 503
-    talk.no_dial()
 
 
 def test_a_budget_is_a_share_of_the_requests_of_an_interval():
@@ -838,18 +445,6 @@ def test_0s_is_no_limit_though_a_policy_has_one(converse: Start):
 
 
 # --- a deny means the place ------------------------------------------------------------------------------------------
-def test_no_attempt_goes_to_a_backend_whose_place_is_denied(converse: Start):
-    """The first attempt fails, or is at the denied backend at once: in neither case is that one dialled."""
-    refs = [{"group": m.OURS, "kind": "Backend", "name": name} for name in ("a", "b")]
-    rule = m.prefix_rule("/", "a", retry={"attempts": 3, "backoff": "0s"}, backendRefs=refs)
-    deny = {"destinations": {"deny": [{"hostnames": ["b.example"]}]}}
-    talk = converse(reverse(rule, objects=(m.backend("b", "b.example", 80),), **deny))
-    for _ in range(6):
-        talk.client >> GET
-        while not talk.client.received:
-            refuse(talk)
-        status, _, _, error = talk.client.answer()
-        assert (status, error["reason"]) == (403, "destination_denied")
 
 
 def test_a_client_that_was_held_back_at_the_end_of_its_body_is_heard_again(converse: Start):

@@ -12,17 +12,14 @@ from typing import Any
 import pytest
 from h2.errors import ErrorCodes
 
-from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
-from egressproxy.gateway.exchange.hedged_attempt import HedgedAttempt
-from egressproxy.gateway.exchange.hedging import HedgedCall
+from egressproxy.gateway.exchange.hedging import HedgedAttempt, HedgedCall
 from egressproxy.ir.policy import HedgingIR
 from egressproxy.model.exchange import Exchange
-from tests.gateway.backends.test_failover import credential
 from tests.gateway.backends.test_retries import to_pods
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
-from tests.gateway.kit import OK, OK_PASSED, forward
+from tests.gateway.kit import OK, OK_PASSED
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer
 from tests.support.http2 import Http2Origin
@@ -31,8 +28,6 @@ from tests.support.waiting import WAIT_S
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 ASKED = rb"GET .*?\r\n\r\n"
 FIRST, SECOND, THIRD = "10.0.0.1", "10.0.0.2", "10.0.0.3"
-UNAVAILABLE = b"HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\nno"
-REFUSED_PASSED = b"HTTP/1.1 503 No\r\nVia: 1.1 gw\r\nContent-Length: 2\r\n\r\nno"
 
 
 def hedging(*addresses: str, traffic: dict[str, Any] | None = None, **more: Any) -> list[m.Manifest]:
@@ -147,17 +142,6 @@ def test_a_hedge_that_is_still_dialled_is_given_up(converse: Start):
     assert talk.open == 1
 
 
-def test_there_are_no_more_attempts_than_the_policy_says(converse: Start):
-    talk = converse(hedging(FIRST, SECOND, THIRD, "10.0.0.4", maxAttempts=3))
-    talk.client >> GET
-    peers = [asked(talk)[1] for _ in range(3)]
-    nothing_more(talk)
-    peers[1] >> OK
-    talk.client << OK_PASSED
-    assert [peer.is_gone for peer in peers] == [True, False, True]
-    assert outcomes(talk) == {"won": 1, "cancelled": 1}
-
-
 def test_a_body_goes_on_to_the_client_as_it_comes(converse: Start):
     talk = converse(hedging())
     talk.client >> GET
@@ -183,81 +167,6 @@ def test_interim_responses_are_passed_on(converse: Start):
 
 
 # --- what fails ---------------------------------------------------------------------------------------------------
-def test_a_status_that_is_not_fatal_waits_for_the_other(converse: Start):
-    talk = converse(hedging())
-    talk.client >> GET
-    _, first = asked(talk)
-    _, hedge = asked(talk)
-    hedge >> UNAVAILABLE
-    assert not talk.client.got
-    first >> OK
-    talk.client << OK_PASSED
-    assert trail(talk) == ["503", "200"]
-    assert outcomes(talk) == {"failed": 1}
-    assert talk.idle == 2  # the answer was whole
-
-
-def test_the_last_of_several_failures_is_the_answer(converse: Start):
-    talk = converse(hedging())
-    talk.client >> GET
-    _, first = asked(talk)
-    _, hedge = asked(talk)
-    first >> UNAVAILABLE
-    hedge >> UNAVAILABLE
-    talk.client << REFUSED_PASSED
-    assert trail(talk) == ["503", "503"]
-    assert outcomes(talk) == {"won": 1}
-
-
-def test_a_connection_that_breaks_leaves_the_other_alone(converse: Start):
-    talk = converse(hedging())
-    talk.client >> GET
-    _, first = asked(talk)
-    _, hedge = asked(talk)
-    first.leaves()
-    hedge >> OK
-    talk.client << OK_PASSED
-    assert trail(talk) == ["upstream_closed", "200"]
-
-
-def test_the_last_failure_is_told_where_all_attempts_fail(converse: Start):
-    talk = converse(hedging())
-    talk.client >> GET
-    _, first = asked(talk)
-    _, hedge = asked(talk)
-    hedge.leaves()
-    first.leaves()
-    talk.client.take(rb"HTTP/1.1 502 .*")
-    assert talk.record()["reason"] == "upstream_closed"
-    assert talk.record()["attempts"] == 2
-
-
-def test_retries_follow_where_all_attempts_have_failed(converse: Start):
-    talk = converse(hedging(FIRST, SECOND, THIRD, traffic={"retries": {"attempts": 1, "backoff": "1ms"}}))
-    talk.client >> GET
-    first, one = asked(talk)
-    second, two = asked(talk)
-    one.leaves()
-    two.leaves()
-    third, three = asked(talk)
-    assert len({first, second, third}) == 3
-    three >> OK
-    talk.client << OK_PASSED
-    record = talk.record()
-    assert record["detail"] == "retried after upstream_closed; hedged"
-    assert trail(talk) == ["upstream_closed", "upstream_closed", "200"]
-
-
-def test_an_answer_with_retry_after_lets_no_further_attempt_begin(converse: Start):
-    talk = converse(hedging(FIRST, SECOND, THIRD, maxAttempts=3, hedgingDelay="200ms"))
-    talk.client >> GET
-    _, first = asked(talk)
-    _, hedge = asked(talk)
-    hedge >> b"HTTP/1.1 503 No\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
-    talk.run(asyncio.sleep(0.4))
-    talk.no_dial()
-    first >> OK
-    talk.client << OK_PASSED
 
 
 def test_an_explanation_tells_of_it():
@@ -268,104 +177,7 @@ def test_an_explanation_tells_of_it():
     )
 
 
-# --- what is not hedged -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", [b"POST", b"PUT", b"DELETE", b"PATCH"])
-def test_other_methods_have_one_attempt(converse: Start, method: bytes):
-    talk = converse(hedging())
-    talk.client >> GET.replace(b"GET", method)
-    _, origin = dialled(talk)
-    origin.take(method + rb" .*?\r\n\r\n")
-    nothing_more(talk)
-    origin >> OK
-    talk.client << OK_PASSED
-
-
-def test_a_put_has_several_where_the_policy_names_it(converse: Start):
-    talk = converse(hedging(methods=["PUT"]))
-    talk.client >> b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
-    dialled(talk)
-    dialled(talk)[1] >> OK
-    talk.client << OK_PASSED
-
-
-def test_a_body_that_is_still_to_come_is_sent_once(converse: Start):
-    talk = converse(hedging())
-    talk.client >> b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
-    dialled(talk)
-    nothing_more(talk)
-    talk.client >> b"hi"
-    talk.origin.take(rb"GET .*?\r\n\r\nhi")
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
-def test_an_upgrade_has_one_attempt(converse: Start):
-    talk = converse(hedging())
-    talk.client >> b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
-    asked(talk)
-    nothing_more(talk)
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
-def test_a_lone_endpoint_is_asked_once(converse: Start):
-    talk = converse(hedging(FIRST))
-    talk.client >> GET
-    asked(talk)
-    nothing_more(talk)
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    assert outcomes(talk) == {}
-
-
-def test_a_name_may_stand_for_many_servers_and_is_asked_again(converse: Start):
-    objects = [
-        m.gateway(m.http_listener(8080)),
-        m.policy(traffic={"hedging": {"hedgingDelay": "10ms"}}),
-        m.backend("a", "a.example", 80),
-        m.http_route("route", m.prefix_rule("/", "a")),
-    ]
-    talk = converse(objects)
-    talk.client >> GET
-    assert asked(talk)[0] == "a.example"
-    name, hedge = asked(talk)
-    assert name == "a.example"
-    hedge >> OK
-    talk.client << OK_PASSED
-
-
-def test_on_a_forward_proxy_what_clients_name_is_hedged_too(converse: Start):
-    talk = converse(forward(traffic={"hedging": {"hedgingDelay": "10ms"}}))
-    talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
-    assert asked(talk)[0] == "a.example"
-    name, hedge = asked(talk)
-    assert name == "a.example"
-    hedge >> OK
-    talk.client << OK_PASSED
-
-
-def test_toward_a_parent_there_is_one_attempt(converse: Start):
-    objects = forward(
-        m.backend("corp", "corp.example", 3128), parent={"name": "corp"}, traffic={"hedging": {"hedgingDelay": "10ms"}}
-    )
-    talk = converse(objects)
-    talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
-    assert asked(talk)[0] == "corp.example"
-    nothing_more(talk)
-    talk.origin >> OK
-    talk.client << OK_PASSED
-
-
 # --- what bounds it -----------------------------------------------------------------------------------------------
-def test_hedges_count_in_the_budget_of_retries(converse: Start):
-    budget = {"percent": 0, "minPerSecond": 0}
-    talk = converse(hedging(traffic={"retries": {"attempts": 0, "budget": budget}}))
-    talk.client >> GET
-    asked(talk)
-    nothing_more(talk)
-    talk.origin >> OK
-    talk.client << OK_PASSED
-    assert outcomes(talk) == {"over_budget": 1}
 
 
 def test_hedges_count_in_the_parallel_retries_of_the_circuit_breaker(converse: Start):
@@ -419,20 +231,6 @@ def test_the_loser_has_not_failed(converse: Start):
     assert states == ["healthy", "healthy"]
 
 
-def test_an_attempt_that_fails_by_itself_counts(converse: Start):
-    passive = {"consecutive5XxErrors": 1, "maxEjectionPercent": 100}
-    talk = converse(hedging(traffic={"healthCheck": {"passive": passive}}))
-    talk.client >> GET
-    _, first = asked(talk)
-    _, hedge = asked(talk)
-    first.leaves()
-    hedge >> OK
-    talk.client << OK_PASSED
-    watched = [each.watched for each in talk.snapshot.clusters.values() if each.watched is not None]
-    states = sorted(health.state.value for each in watched for health in each.healths())
-    assert states == ["ejected", "healthy"]
-
-
 # --- backends -----------------------------------------------------------------------------------------------------
 def test_a_hedge_goes_to_the_next_backend_of_a_failover(converse: Start):
     talk = converse(to_backends("a", "b"))
@@ -477,26 +275,6 @@ def test_a_mirror_gets_one_copy_beside_what_is_sent_first(converse: Start, is_di
     assert places == {"b.example", "c.example"} | ({"a.example"} if is_dialled else set())
     assert is_dialled or held.future.cancelled()
     talk.no_dial()
-
-
-def test_each_attempt_has_the_credential_of_its_backend_alone(converse: Start):
-    objects = [
-        m.gateway(m.http_listener(8080)),
-        m.policy(traffic={"hedging": {"hedgingDelay": "10ms"}}),
-        *(m.backend(name, f"{name}.example", 80, extensions=[credential(name)]) for name in ("a", "b")),
-        *(m.secret(name, {"token": f"of-{name}"}) for name in ("a", "b")),
-        m.failover("any", "a", "b"),
-        m.http_route("route", m.prefix_rule("/", "any", rewrite="/under")),
-    ]
-    talk = converse(objects)
-    talk.client >> GET
-    heads = [dialled(talk)[1].take(ASKED)[0] for _ in range(2)]
-    assert [(b"x-a: of-a" in head, b"x-b: of-b" in head) for head in heads] == [(True, False), (False, True)]
-    assert [head.split(b"\r\n")[:2] for head in heads] == [
-        [b"GET /under/ HTTP/1.1", b"Host: %b.example" % name] for name in (b"a", b"b")
-    ]
-    talk.origin >> OK
-    talk.client << OK_PASSED
 
 
 # --- the end ------------------------------------------------------------------------------------------------------
@@ -556,18 +334,6 @@ def test_a_body_that_stalls_behind_a_hedge_is_given_up_after_idle(converse: Star
     talk.after(5)
     assert talk.client.is_gone
     assert talk.record()["reason"] == "upstream_timeout"
-
-
-def test_a_drain_in_between_lets_it_end(converse: Start):
-    talk = converse(hedging())
-    talk.client >> GET
-    _, first = asked(talk)
-    talk.connection_manager.is_draining = talk.connection_manager.ends_connections = True
-    _, hedge = asked(talk)
-    hedge >> OK
-    talk.client.take(rb"HTTP/1.1 200 .*?Connection: close.*?hi")
-    assert first.is_gone
-    assert talk.client.is_gone
 
 
 def test_a_reload_in_between_leaves_nothing(converse: Start):
@@ -637,46 +403,6 @@ def test_over_http_2_the_stream_of_the_loser_is_reset_and_no_other(converse: Sta
     assert client.answer(other).status == 200
 
 
-def test_a_client_of_http_2_and_backends_of_http_1(converse: Start):
-    talk = converse(hedging())
-    client = speak_http2(talk)
-    stream = client.ask(b"GET", b"/", b"x")
-    _, first = asked(talk)
-    _, hedge = asked(talk)
-    hedge >> OK
-    answer = client.answer(stream)
-    assert (answer.status, bytes(answer.data)) == (200, b"hi")
-    assert first.is_gone
-    assert talk.idle == 1
-
-
-def test_a_client_of_http_1_and_backends_of_http_2(converse: Start):
-    talk = converse(over_h2("a", "b"))
-    talk.client >> GET
-    slow = Http2Origin(talk, dialled(talk)[1])
-    slow.waits_for(1)
-    fast = Http2Origin(talk, dialled(talk)[1])
-    fast.waits_for(1)
-    fast.responds(1)
-    talk.client.take(rb"HTTP/1.1 200 .*?hi")
-    slow.goes_on()
-    assert slow.server.calls[1].reset == ErrorCodes.CANCEL
-
-
-def test_one_of_the_attempts_may_be_in_another_version(converse: Start):
-    objects = over_h2("a", "b")
-    objects[3] = m.backend("b", "b.example", 80)
-    talk = converse(objects)
-    talk.client >> GET
-    slow = Http2Origin(talk, dialled(talk)[1])
-    slow.waits_for(1)
-    _, fast = asked(talk)
-    fast >> OK
-    talk.client << OK_PASSED
-    slow.goes_on()
-    assert slow.server.calls[1].reset == ErrorCodes.CANCEL
-
-
 def test_over_http_2_both_attempts_at_a_name_may_be_on_one_connection(converse: Start):
     talk = converse(over_h2("a"))
     client = speak_http2(talk)
@@ -739,16 +465,3 @@ def test_nothing_is_left_of_it_for_the_collector_of_cycles(converse: Start, endi
     finally:
         gc.enable()
     assert after == before
-
-
-def test_a_dial_that_is_refused_leaves_the_other_alone(converse: Start):
-    talk = converse(hedging())
-    talk.client >> GET
-    _, first = asked(talk)
-    passes(talk, lambda: talk.dialer.dials)
-    (address, port) = talk.dialer.dials[0].endpoints[0]
-    fault = UpstreamFault(Reason.CONNECT_REFUSED, "no", status=503, retry=RetrySafety.SAFE)
-    talk.refused(str(address), port, fault)
-    first >> OK
-    talk.client << OK_PASSED
-    assert trail(talk) == ["upstream_refused", "200"]

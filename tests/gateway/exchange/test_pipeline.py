@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
+from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.filter_step import FilterAnswered, FilterStep
 from egressproxy.gateway.backends.network import Network, NetworkReports
 from egressproxy.gateway.builders.snapshot_builder import build
 from egressproxy.gateway.exchange import pipeline as p
+from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import Port
@@ -130,7 +133,7 @@ TO_US = b"GET / HTTP/1.1\r\nHost: a.example"
 
 def test_a_request_without_filters_is_admitted_called_and_sent():
     played = Played(port_of(forward()))
-    assert played.request(GET) == [p.ADMIT, p.CALL, p.SEND]
+    assert played.request(GET) == [p.ENTER_GATE, p.CALL, p.SEND]
     assert (played.exchange.backend, played.exchange.scheme) == ("-", b"http")
 
 
@@ -139,7 +142,7 @@ def test_filters_run_in_the_order_of_their_phases():
     played = Played(
         port_of(reverse(edits("request", "response"))), {p.FILTER: lambda pipeline, _: seen.append(pipeline.steps)}
     )
-    assert played.request(TO_US) == [p.ADMIT, p.FILTER, p.CALL, p.FILTER, p.SEND]
+    assert played.request(TO_US) == [p.ENTER_GATE, p.FILTER, p.CALL, p.FILTER, p.SEND]
     route, backend = played.pipeline.route, played.pipeline.backend
     assert route is not None
     assert backend is not None
@@ -149,8 +152,8 @@ def test_filters_run_in_the_order_of_their_phases():
 @pytest.mark.parametrize(
     ("at", "actions"),
     [
-        ((0,), [p.ADMIT, p.FILTER, p.RESPOND]),
-        ((1,), [p.ADMIT, p.FILTER, p.CALL, p.FILTER, p.RESPOND]),
+        ((0,), [p.ENTER_GATE, p.FILTER, p.RESPOND]),
+        ((1,), [p.ENTER_GATE, p.FILTER, p.CALL, p.FILTER, p.RESPOND]),
     ],
 )
 def test_the_response_of_a_filter_ends_it(at: tuple[int, ...], actions: list[str]):
@@ -164,14 +167,20 @@ def test_the_response_of_a_backend_filter_is_sent_without_phases_of_the_response
         answered(200)(pipeline, exchange)
         pipeline.answer = MADE
 
-    assert Played(port_of(reverse(edits("response"))), {p.CALL: call}).request(TO_US) == [p.ADMIT, p.CALL, p.RESPOND]
+    assert Played(port_of(reverse(edits("response"))), {p.CALL: call}).request(TO_US) == [
+        p.ENTER_GATE,
+        p.CALL,
+        p.RESPOND,
+    ]
 
 
 def test_a_switch_of_protocols_is_no_response_to_send():
     assert Played(port_of(reverse()), {p.CALL: answered(101)}).request(TO_US)[-1] == p.SWITCH
 
 
-@pytest.mark.parametrize(("left", "actions"), [(b"0", [p.ADMIT, p.RESPOND]), (b"1", [p.ADMIT, p.CALL, p.SEND])])
+@pytest.mark.parametrize(
+    ("left", "actions"), [(b"0", [p.ENTER_GATE, p.RESPOND]), (b"1", [p.ENTER_GATE, p.CALL, p.SEND])]
+)
 def test_max_forwards_ends_at_the_last_hop(left: bytes, actions: list[str]):
     played = Played(port_of(reverse()))
     assert played.request(b"OPTIONS / HTTP/1.1\r\nHost: a.example\r\nMax-Forwards: " + left) == actions
@@ -200,7 +209,7 @@ def test_a_request_that_has_waited_is_decided_once_more():
         exchange.keep(WAITED, True)
 
     played = Played(port_of(reverse(edits("request"))), {p.FILTER: wait})
-    assert played.request(TO_US) == [p.ADMIT, p.FILTER, p.READMIT, p.CALL, p.SEND]
+    assert played.request(TO_US) == [p.ENTER_GATE, p.FILTER, p.ADMIT_AGAIN, p.CALL, p.SEND]
 
 
 def test_a_filter_that_excludes_every_backend_refuses_the_request():
@@ -208,7 +217,7 @@ def test_a_filter_that_excludes_every_backend_refuses_the_request():
         exchange.exclude_backend("agents/a")
 
     played = Played(port_of(reverse(edits("request"))), {p.FILTER: exclude})
-    assert played.request(TO_US) == [p.ADMIT, p.FILTER]
+    assert played.request(TO_US) == [p.ENTER_GATE, p.FILTER]
     assert isinstance(played.error, Denied)
 
 
@@ -220,7 +229,7 @@ def test_a_filter_that_excludes_the_backend_of_a_tunnel_refuses_it():
     edit = {"request": {"set": [{"name": "x-a", "value": "1"}]}}
     extension = {"name": "f", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "request-headers", "config": edit}
     played = Played(port_of(forward(*routed, extensions=[extension])), {p.FILTER: exclude})
-    assert played.tunnel("a.example:443") == [p.ADMIT, p.FILTER]
+    assert played.tunnel("a.example:443") == [p.ENTER_GATE, p.FILTER]
     assert isinstance(played.error, Denied)
 
 
@@ -235,7 +244,7 @@ def test_the_body_is_filtered_before_a_backend_is_called():
 
 def test_a_tunnel_is_admitted_and_opened():
     played = Played(port_of(forward()))
-    assert played.tunnel("a.example:443") == [p.ADMIT, p.TUNNEL]
+    assert played.tunnel("a.example:443") == [p.ENTER_GATE, p.TUNNEL]
     assert (played.exchange.is_tunnel, played.exchange.kind) == (True, "tunnel")
 
 
@@ -249,7 +258,7 @@ def test_connect_is_served_by_forward_listeners_alone_and_not_in_a_tunnel(is_ins
 
 def test_a_tunnel_whose_host_is_to_be_opened_is_intercepted():
     played = Played(port_of(opening()))
-    assert played.tunnel("a.example:443") == [p.ADMIT, p.INTERCEPT]
+    assert played.tunnel("a.example:443") == [p.ENTER_GATE, p.INTERCEPT]
     assert played.pipeline.certificates is not None
 
 
@@ -262,14 +271,14 @@ def spoken(http: bool) -> Results:
 
 def test_the_first_byte_decides_in_a_tunnel_to_port_80():
     port = port_of(forward())
-    assert Played(port, spoken(http=True)).tunnel("a.example:80") == [p.ADMIT, p.ACCEPT, p.READ_HTTP]
-    assert Played(port, spoken(http=False)).tunnel("a.example:80") == [p.ADMIT, p.ACCEPT, p.START_CLOCK, p.TUNNEL]
+    assert Played(port, spoken(http=True)).tunnel("a.example:80") == [p.ENTER_GATE, p.ACCEPT, p.READ_HTTP]
+    assert Played(port, spoken(http=False)).tunnel("a.example:80") == [p.ENTER_GATE, p.ACCEPT, p.START_CLOCK, p.TUNNEL]
 
 
 def test_tls_that_policy_refuses_behind_the_200_is_told_by_an_alert():
     route = m.http_route("r", m.prefix_rule("/", "a"), hostnames=["b.example"])
     played = Played(port_of(forward(m.backend("a", "a.example", 80), route)), spoken(http=False))
-    assert played.tunnel("b.example:80") == [p.ADMIT, p.ACCEPT, p.REFUSE_TLS]
+    assert played.tunnel("b.example:80") == [p.ENTER_GATE, p.ACCEPT, p.REFUSE_TLS]
     assert played.error is None
     assert isinstance(played.pipeline.denied, Denied)
 
@@ -284,10 +293,49 @@ def tls_port() -> Port:
 def test_a_stream_goes_by_the_name_in_its_client_hello(has_ech: bool):
     played = Played(tls_port())
     actions = played.stream(ClientHello("a.example", (), (), has_ech=has_ech))
-    assert actions == [*([p.NOTE_ECH] if has_ech else []), p.IDENTIFY, p.ADMIT, p.TUNNEL]
+    assert actions == [*([p.NOTE_ECH] if has_ech else []), p.IDENTIFY, p.ENTER_GATE, p.TUNNEL]
     other = Played(tls_port())
     assert other.stream(ClientHello("b.example", (), (), has_ech=False)) == [p.IDENTIFY]
     assert other.error is not None
+
+
+GONE = ClientGone()
+STEP = SimpleNamespace(spec=SimpleNamespace(name="filter", source="-"))
+ANSWERED = FilterAnswered(MADE, cast("FilterStep", STEP))
+FAULT = GatewayFault(Reason.INTERNAL, "internal error")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost", "status", "filters_answer", "action"),
+    [
+        (FAULT, False, 0, False, p.RESPOND_ERROR),
+        (FAULT, False, 0, True, p.RESPOND_ERROR),
+        (FAULT, False, 200, False, p.BREAK_OFF),
+        (FAULT, False, 200, True, p.END_EVENTS),
+        (FAULT, True, 0, False, p.BREAK_OFF),
+        (FAULT, True, 200, True, p.BREAK_OFF),
+        (GONE, False, 0, False, p.BREAK_OFF),
+        (GONE, False, 200, True, p.BREAK_OFF),
+        (ANSWERED, False, 0, False, p.RESPOND_INSTEAD),
+        (ANSWERED, False, 200, True, p.END_EVENTS),
+        (ANSWERED, True, 0, False, p.BREAK_OFF),
+    ],
+)
+def test_what_an_error_becomes(error: GatewayError, is_lost: bool, status: int, filters_answer: bool, action: str):
+    played = Played(port_of(forward()))
+    played.exchange.status = status
+    if filters_answer:
+        played.pipeline.response_filter = cast("BodyFilter", object())
+    assert played.pipeline.end(played.exchange, error, is_lost=is_lost) == action
+
+
+def test_a_stream_that_fails_is_refused_until_it_is_open():
+    played = Played(tls_port())
+    played.stream(ClientHello("a.example", (), (), has_ech=False))
+    assert played.pipeline.end(played.exchange, FAULT, is_lost=False) == p.REFUSE
+    assert played.pipeline.end(played.exchange, GONE, is_lost=False) == p.BREAK_OFF
+    played.exchange.status = 200
+    assert played.pipeline.end(played.exchange, FAULT, is_lost=False) == p.BREAK_OFF
 
 
 @given(
@@ -320,7 +368,7 @@ def test_equal_results_give_equal_actions(
     assert play() == (actions, reason)
     assert (reason is None) is (bool(actions) and actions[-1] in LAST)
     assert not LAST & set(actions[:-1])
-    assert actions.count(p.ADMIT) <= 1 >= actions.count(p.CALL)
+    assert actions.count(p.ENTER_GATE) <= 1 >= actions.count(p.CALL)
 
 
 @cache
