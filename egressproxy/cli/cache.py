@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ADMIN, ask, token_of
+from egressproxy.cli.asking import ask, token_of
 from egressproxy.cli.options import asking_options, deciding_options
 from egressproxy.cli.styled_lines import printable
 from egressproxy.cli.suggestions import ROUTES
@@ -29,7 +29,7 @@ def command() -> None:
 
 @command.command("show")
 @asking_options
-def show(output: str, admin: tuple[str, int] | None) -> None:
+def show(output: str, admin: tuple[str, int]) -> None:
     """Print entries, bytes and hits of each cache.
 
     \b
@@ -39,7 +39,7 @@ def show(output: str, admin: tuple[str, int] | None) -> None:
 
     Exit status: 0, or 2 for wrong usage or no response.
     """
-    found = ask(admin or ADMIN, "/cache")
+    found = ask(admin, "/cache")
     _print(
         found,
         output,
@@ -65,7 +65,7 @@ def purge(
     everything: bool,
     token: Path | None,
     output: str,
-    admin: tuple[str, int] | None,
+    admin: tuple[str, int],
 ) -> None:
     """Remove the answers that match all of --route, --path and --identity, or every answer with --all.
 
@@ -82,7 +82,7 @@ def purge(
     chosen = [(name, value) for name, value in (("route", route), ("path", path), ("identity", identity)) if value]
     if bool(chosen) == everything:
         raise click.UsageError("say which answers: --route, --path, --identity or several of these; or --all alone")
-    found = ask(admin or ADMIN, "/cache/purge", chosen or [("all", "1")], method="POST", token=token_of(token))
+    found = ask(admin, "/cache/purge", chosen or [("all", "1")], method="POST", token=token_of(token))
     _print(found, output, lambda each: f"{_counted(each['purged'])} purged, {each['entries']:,} left")
 
 

@@ -93,7 +93,7 @@ def _listed(ctx: click.Context, kinds: str, namespace: str) -> list[dict[str, An
 @admin_option("The admin address of the process.")
 def command(
     kind: str, name: str, namespace: str, all_namespaces: bool, selector: str, output: str | None, watch: bool,
-    admin: tuple[str, int] | None,
+    admin: tuple[str, int],
 ) -> None:  # fmt: skip
     """Show the objects of a running gateway. KIND is a kind, its plural or a short name: Gateway, gateways, gw.
     Separate several with commas. Add the group if several groups have the kind: backends.gateway.networking.k8s.io;
@@ -111,7 +111,6 @@ def command(
 
     Exit status: 0 shown, 1 there is no such object, 2 wrong usage or no response.
     """
-    assert admin is not None  # it has a default
     if name and all_namespaces:
         raise click.UsageError("give a name or --all-namespaces, not both: -n gives the namespace of one object")
     kinds = _chosen(kind, list(_kinds(lambda root: ask(admin, root, accept=_DISCOVERY))))

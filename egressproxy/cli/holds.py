@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ADMIN, ask, token_of
+from egressproxy.cli.asking import ask, token_of
 from egressproxy.cli.options import deciding_options
 from egressproxy.cli.styled_lines import near_lines, printable
 from egressproxy.cli.suggestions import listed
@@ -39,7 +39,7 @@ def command() -> None:
     help="The largest number of requests to show.",
 )
 @deciding_options
-def list_holds(limit: int, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+def list_holds(limit: int, token: Path | None, output: str, admin: tuple[str, int]) -> None:
     """List requests that wait for approval, soonest expiry first: id, client, target, time left. A caller that may not
     decide sees no query and no body.
 
@@ -51,7 +51,7 @@ def list_holds(limit: int, token: Path | None, output: str, admin: tuple[str, in
 
     Exit status: 0, or 2 for wrong usage or no response.
     """
-    found = _first(limit, admin or ADMIN, token_of(token))
+    found = _first(limit, admin, token_of(token))
     if output == "json":
         click.echo(json.dumps(found, indent=2))
         return
@@ -105,7 +105,7 @@ def _content(hold: dict[str, Any]) -> Iterator[str]:
 @click.option("--by", metavar="NAME", default="", help="Who approves, for the access log and Events.")
 @click.option("--why", metavar="TEXT", default="", help="Why, for the access log and Events.")
 @deciding_options
-def approve(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+def approve(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
     """Approve the request with this ID, and no other.
 
     \b
@@ -122,7 +122,7 @@ def approve(key: str, by: str, why: str, token: Path | None, output: str, admin:
 @click.option("--by", metavar="NAME", default="", help="Who denies, for the access log and Events.")
 @click.option("--why", metavar="TEXT", default="", help="Why, for the access log, Events and the client.")
 @deciding_options
-def deny(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+def deny(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
     """Refuse the request with this ID (403).
 
     \b
@@ -134,16 +134,12 @@ def deny(key: str, by: str, why: str, token: Path | None, output: str, admin: tu
     _decide("deny", key, by, why, token, output, admin)
 
 
-def _decide(
-    verdict: str, key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None
-) -> None:  # fmt: skip
+def _decide(verdict: str, key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
     pairs = [(verdict, key), *((name, text) for name, text in (("by", by), ("why", why)) if text)]
 
     def near() -> str:
-        ids = [each["id"] for each in ask(admin or ADMIN, "/holds", [("limit", str(MAX_PAGE))])["holds"]]
+        ids = [each["id"] for each in ask(admin, "/holds", [("limit", str(MAX_PAGE))])["holds"]]
         return near_lines(key, ids, "nothing waits", "what waits has the ids")
 
-    found: dict[str, Any] = ask(
-        admin or ADMIN, "/holds", pairs, method="POST", not_found=1, token=token_of(token), near=near
-    )  # fmt: skip
+    found = ask(admin, "/holds", pairs, method="POST", not_found=1, token=token_of(token), near=near)
     click.echo(json.dumps(found, indent=2) if output == "json" else f"done; {found['waiting']} wait")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ADMIN, ask, token_of
+from egressproxy.cli.asking import ask, token_of
 from egressproxy.cli.options import asking_options, deciding_options
 from egressproxy.cli.styled_lines import near_lines, printable
 from egressproxy.cli.suggestions import listed
@@ -29,7 +29,7 @@ def command() -> None:
 
 @command.command("list", short_help="Show blocked identities.")
 @asking_options
-def list_killed(output: str, admin: tuple[str, int] | None) -> None:
+def list_killed(output: str, admin: tuple[str, int]) -> None:
     """Print the blocked identities, with time and reason of each block.
 
     \b
@@ -39,14 +39,14 @@ def list_killed(output: str, admin: tuple[str, int] | None) -> None:
 
     Exit status: 0, or 2 for wrong usage or no response.
     """
-    _print(ask(admin or ADMIN, "/kill-switch"), output)
+    _print(ask(admin, "/kill-switch"), output)
 
 
 @command.command("kill", short_help="Block an identity.")
 @click.argument("identity")
 @click.option("--why", metavar="TEXT", default="", help="The reason, which `list` shows; clients do not see it.")
 @deciding_options
-def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
     """Refuse every request of IDENTITY from now on (403), and cut its exchanges in progress, tunnels included.
 
     IDENTITY is the name in the access log (`identity`). A service account is the same client as
@@ -66,7 +66,7 @@ def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[
 @command.command("restore", short_help="Unblock an identity.")
 @click.argument("identity", shell_complete=listed("/kill-switch", "killed", "identity", "why"))
 @deciding_options
-def restore(identity: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+def restore(identity: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
     """Unblock IDENTITY. Each form of the name of a service account works.
 
     \b
@@ -79,16 +79,12 @@ def restore(identity: str, token: Path | None, output: str, admin: tuple[str, in
     _change([("restore", identity)], token, output, admin)
 
 
-def _change(
-    pairs: list[tuple[str, str]], token: Path | None, output: str, admin: tuple[str, int] | None
-) -> None:  # fmt: skip
+def _change(pairs: list[tuple[str, str]], token: Path | None, output: str, admin: tuple[str, int]) -> None:
     def near() -> str:
-        killed = [each["identity"] for each in ask(admin or ADMIN, "/kill-switch")["killed"]]
+        killed = [each["identity"] for each in ask(admin, "/kill-switch")["killed"]]
         return near_lines(pairs[0][1], killed, "nobody is out of service", "out of service are")
 
-    found = ask(
-        admin or ADMIN, "/kill-switch", pairs, method="POST", not_found=1, token=token_of(token), near=near
-    )  # fmt: skip
+    found = ask(admin, "/kill-switch", pairs, method="POST", not_found=1, token=token_of(token), near=near)
     if output == "text":
         if pairs[0][0] == "restore":
             click.echo("done in every worker")
@@ -96,7 +92,7 @@ def _change(
         click.echo(f"done in every worker; {found['cut']} exchange{'s were' if found['cut'] != 1 else ' was'} cut")
         if not found["kept"]:
             click.echo("a restart of the process ends the block, because the process has no --state-dir", err=True)
-        _say_if_unseen(pairs[0][1], admin or ADMIN)
+        _say_if_unseen(pairs[0][1], admin)
     else:
         _print(found, output)
 

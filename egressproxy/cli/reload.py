@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from egressproxy.cli.asking import ADMIN, ask
+from egressproxy.cli.asking import ask
 from egressproxy.cli.options import admin_option
 
 
@@ -15,7 +15,7 @@ from egressproxy.cli.options import admin_option
     " (`run --guarded`). The refusal contains the mark; any other configuration is still refused.",
 )  # fmt: skip
 @admin_option("The admin address of the process; it must be on loopback.")
-def command(acknowledge: str, admin: tuple[str, int] | None) -> None:
+def command(acknowledge: str, admin: tuple[str, int]) -> None:
     """Read the configuration again, as SIGHUP does, and wait for the outcome.
 
     \b
@@ -25,5 +25,5 @@ def command(acknowledge: str, admin: tuple[str, int] | None) -> None:
 
     Exit status: 0 the configuration is in service, 1 it is refused (and why), 2 wrong usage or no response.
     """
-    ask(admin or ADMIN, "/reload", [("acknowledge", acknowledge)] if acknowledge else [], method="POST")
+    ask(admin, "/reload", [("acknowledge", acknowledge)] if acknowledge else [], method="POST")
     click.echo("the configuration is in service")

@@ -104,12 +104,13 @@ class GatewayServer:
             "or bufferedBytesPerConnection allows.",
             lambda: clients.bodies_waited,
         )
-        metrics.add_upstream_source(self._upstream_counts)
-        metrics.add_downstream_source(self._downstream_counts)
-        metrics.add_request_source(self._requests)
-        metrics.add_filter_source(self._filter_counts)
-        metrics.add_endpoint_source(self._endpoint_states, self._open_circuits)
-        metrics.add_parent_source(self._parents_aside)
+        metrics.upstream_sources.append(self._upstream_counts)
+        metrics.downstream_sources.append(self._downstream_counts)
+        metrics.request_sources.append(self._requests)
+        metrics.filter_sources.append(self._filter_counts)
+        metrics.endpoint_sources.append(self._endpoint_states)
+        metrics.circuit_sources.append(self._open_circuits)
+        metrics.parent_sources.append(self._parents_aside)
 
     # --- configuration -------------------------------------------------------------------------------------------
     async def apply(self, config: ConfigIR, own: Iterable[tuple[str, int]] = ()) -> Snapshot:

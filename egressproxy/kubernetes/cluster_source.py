@@ -48,8 +48,8 @@ _ALWAYS_NEEDED: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLS
 _NEEDED_AT_START: Final = frozenset(
     (GATEWAY, kind) for kind in ("GatewayClass", "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute")
 )
-#: Kinds of which a compilation has to know whether they are read, since one without objects says something.
-_TOLD_READ: Final = (("", "Pod"),)
+#: A compilation has to know whether Pods are read, since no Pod at all says something.
+_POD: Final = ("", "Pod")
 
 
 class _Given(Enum):
@@ -205,14 +205,10 @@ class ClusterSource:
 
     def _note_read(self) -> None:
         """Have the kinds among the objects of which all is read (`object_store.read_kinds`)."""
-        read = []
-        for name in _TOLD_READ:
-            found = [
-                each for each, _ in self._reflectors.values() if (each.scope.kind.group, each.scope.kind.kind) == name
-            ]
-            if found and all(each.is_synced for each in found):
-                read.append(name)
-        key, each = read_kinds(read)
+        scopes = [
+            each for each, _ in self._reflectors.values() if (each.scope.kind.group, each.scope.kind.kind) == _POD
+        ]
+        key, each = read_kinds([_POD] if scopes and all(each.is_synced for each in scopes) else [])
         self.store.put(READ_SCOPE, key, each)
 
     def take_routes(self, referenced: Collection[Key]) -> bytes:
@@ -235,14 +231,9 @@ class ClusterSource:
         referenced = self._wanted if referenced is None else referenced
         services = {key[2:] for key in referenced if key[:2] == ("", "Service")}
         for key, each in sorted(self.store.objects()):
-            name = key[:2]
-            if name == SLICES:
-                is_read = (key[2], each.service) in services
-            elif name in _BY_LOOKUP:
-                is_read = key in referenced
-            else:
-                is_read = True
-            if is_read:
+            if key[:2] == SLICES and (key[2], each.service) not in services:
+                continue
+            if key[:2] not in _BY_LOOKUP or key in referenced:
                 yield key, each
 
     def with_changed_routes(self, given: Iterable[tuple[Key, StoredObject]]) -> list[tuple[Key, StoredObject]]:

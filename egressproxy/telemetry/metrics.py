@@ -123,14 +123,14 @@ class Metrics:
         self._identity_series = 0
         self._allowed_series = _Room()
         self._denied_series = _Room()
-        self._upstream_sources: list[UpstreamSource] = []
-        self._downstream_sources: list[DownstreamSource] = []
-        self._request_sources: list[RequestSource] = []
+        self.upstream_sources: list[UpstreamSource] = []
+        self.downstream_sources: list[DownstreamSource] = []
+        self.request_sources: list[RequestSource] = []
         self._requests_active: dict[tuple[str, ...], int] = {}  # by gateway, route and backend: 0 of those seen before
-        self._filter_sources: list[FilterSource] = []
-        self._endpoint_sources: list[EndpointSource] = []
-        self._circuit_sources: list[CircuitSource] = []
-        self._parent_sources: list[ParentSource] = []
+        self.filter_sources: list[FilterSource] = []
+        self.endpoint_sources: list[EndpointSource] = []
+        self.circuit_sources: list[CircuitSource] = []
+        self.parent_sources: list[ParentSource] = []
         self._readings: dict[str, tuple[MetricKind, str, Callable[[], float]]] = {}
         self._histograms: dict[str, tuple[str, Durations]] = {}
 
@@ -217,26 +217,6 @@ class Metrics:
 
     # registering
 
-    def add_upstream_source(self, source: UpstreamSource) -> None:
-        self._upstream_sources.append(source)
-
-    def add_downstream_source(self, source: DownstreamSource) -> None:
-        self._downstream_sources.append(source)
-
-    def add_request_source(self, source: RequestSource) -> None:
-        self._request_sources.append(source)
-
-    def add_endpoint_source(self, endpoints: EndpointSource, circuits: CircuitSource) -> None:
-        """Register a source of the state of endpoints, and one of the limits of circuit breakers that are reached."""
-        self._endpoint_sources.append(endpoints)
-        self._circuit_sources.append(circuits)
-
-    def add_parent_source(self, source: ParentSource) -> None:
-        self._parent_sources.append(source)
-
-    def add_filter_source(self, source: FilterSource) -> None:
-        self._filter_sources.append(source)
-
     def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
         """Expose a counter that another object keeps; `name` is without `_total`. `read` is called on every scrape."""
         self._readings[name] = MetricKind.COUNTER, description, read
@@ -263,7 +243,7 @@ class Metrics:
         """What is counted by labels, but for series: name, help text, labels and values of each metric."""
         connections: Counter[tuple[str, ...]] = Counter()
         waiting: Counter[Labels] = Counter()
-        for backend, active, idle, queued in _read_all(self._upstream_sources):
+        for backend, active, idle, queued in _read_all(self.upstream_sources):
             place = ("-", "-", backend, "-", "-", "-", "-")
             connections[*place, "active"] += active
             connections[*place, "idle"] += idle
@@ -278,18 +258,18 @@ class Metrics:
             LABELS, waiting,
         )  # fmt: skip
         downstream: Counter[tuple[str, str]] = Counter()
-        for gateway, listener, number in _read_all(self._downstream_sources):
+        for gateway, listener, number in _read_all(self.downstream_sources):
             downstream[gateway, listener] += number
         yield _gauge(
             "egress_downstream_connections", "Open connections from clients.", ("gateway", "listener"), downstream
         )
-        requests: Counter[tuple[str, ...]] = Counter(labels[:3] for labels in _read_all(self._request_sources))
+        requests: Counter[tuple[str, ...]] = Counter(labels[:3] for labels in _read_all(self.request_sources))
         self._requests_active = {**dict.fromkeys(self._requests_active, 0), **requests}
         yield _gauge(
             "egress_requests_active", "Requests in progress, and tunnels that are not open yet.", LABELS[:3],
             self._requests_active,
         )  # fmt: skip
-        endpoints = Counter(_read_all(self._endpoint_sources))
+        endpoints = Counter(_read_all(self.endpoint_sources))
         for backend, endpoint, _ in list(endpoints):
             endpoints[backend, endpoint, "healthy"] += 0
         yield _gauge(
@@ -303,9 +283,9 @@ class Metrics:
         )  # fmt: skip
         yield _gauge(
             "egress_circuit_breakers_open", "Endpoints that have reached a limit.",
-            ("backend", "limit"), Counter(_read_all(self._circuit_sources)),
+            ("backend", "limit"), Counter(_read_all(self.circuit_sources)),
         )  # fmt: skip
-        aside = {parent: int(is_aside) for parent, is_aside in _read_all(self._parent_sources)}
+        aside = {parent: int(is_aside) for parent, is_aside in _read_all(self.parent_sources)}
         yield _gauge("egress_parent_aside", "Workers in which a parent proxy is put aside.", ("parent",), aside)
         yield _counter(
             "egress_parent_put_aside", "Times that a parent proxy was put aside, by reason.",
@@ -314,7 +294,7 @@ class Metrics:
         runs: Counter[tuple[str, ...]] = Counter()
         took: dict[tuple[str, ...], Durations] = {}
         of_filter = ("filter", "type", "phase", "scope")
-        for stats in _read_all(self._filter_sources):
+        for stats in _read_all(self.filter_sources):
             labels = stats.name, stats.type, stats.phase, stats.scope
             for result, times in _filter_results(stats):
                 if times:

@@ -77,15 +77,16 @@ def everything() -> str:
     series.hedge("won")
     metrics.count_ejection("b", "b:1", "consecutive_5xx")
     metrics.external_auth.count("r", "b", "ok", 0.1)
-    metrics.add_endpoint_source(lambda: [("b", "b:1", "healthy")], lambda: [("b", "requests")])
-    metrics.add_request_source(lambda: [series.labels])
-    metrics.add_parent_source(lambda: [("parent", True)])
-    metrics.add_upstream_source(lambda: [("b", 1, 1, 1)])
+    metrics.endpoint_sources.append(lambda: [("b", "b:1", "healthy")])
+    metrics.circuit_sources.append(lambda: [("b", "requests")])
+    metrics.request_sources.append(lambda: [series.labels])
+    metrics.parent_sources.append(lambda: [("parent", True)])
+    metrics.upstream_sources.append(lambda: [("b", 1, 1, 1)])
     metrics.shed["memory", "low"] = metrics.connections_rejected["connection_limit"] = 1
     metrics.interceptions.results["ok"] = 1
     stats = FilterStats("f", "t", "request-headers", "r", "x", runs=1)
     stats.took(0.1)
-    metrics.add_filter_source(lambda: [stats])
+    metrics.filter_sources.append(lambda: [stats])
     return Exposition("0").render(metrics.gather())[0].decode()
 
 

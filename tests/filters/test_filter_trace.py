@@ -22,7 +22,7 @@ async def test_what_waits_is_measured_always_and_the_rest_behind_a_scrape():
     place = Place(made, Phase.REQUEST_HEADERS)
     for _ in range(5):
         await place.ask()
-    place.metrics.add_filter_source(place.instances.stats)
+    place.metrics.filter_sources.append(place.instances.stats)
     assert sum(place.metrics.gather().families[NAME].buckets["f", "test/Any:v1", "request-headers", "-"]) == 5
 
 
@@ -31,7 +31,7 @@ async def test_of_what_does_not_wait_a_few_runs_are_measured_behind_a_scrape(pha
     made = Failing()
     made.is_broken = False
     place = Place(made, phase)
-    place.metrics.add_filter_source(place.instances.stats)
+    place.metrics.filter_sources.append(place.instances.stats)
     key = ("f", "test/Any:v1", phase.value, "-")
     for _ in range(3):
         for _ in range(20):

@@ -46,7 +46,8 @@ def test_ejections_of_many_addresses_share_one_series():
 def test_the_state_of_endpoints_is_shown_and_that_of_workers_added_up():
     def gathered(state: str):
         metrics = Metrics("0")
-        metrics.add_endpoint_source(lambda: [("b", "e:1", state)], lambda: [("b", "maxConnections")] * 2)
+        metrics.endpoint_sources.append(lambda: [("b", "e:1", state)])
+        metrics.circuit_sources.append(lambda: [("b", "maxConnections")] * 2)
         metrics.count_ejection("b", "e:1", "trial_failed")
         return metrics.gather()
 
@@ -72,7 +73,7 @@ def test_parents_that_are_put_aside_and_return_are_events_of_their_backend_and_c
         parent = BackendIR("agents/corp", Destination.FQDN, kind="Backend.egressproxy.io")
         tell(parent, Reason.CONNECT_REFUSED, "refused")
         tell(parent, None, "it is back")
-        metrics.add_parent_source(lambda: [("agents/corp", is_aside), ("agents/other", False)])
+        metrics.parent_sources.append(lambda: [("agents/corp", is_aside), ("agents/other", False)])
         return metrics
 
     metrics = gathered(is_aside=True)

@@ -204,7 +204,7 @@ def test_a_tunnel_that_is_open_is_shown_before_it_is_counted():
 
 def test_only_what_has_happened_is_shown():
     metrics, other = Metrics("1"), Metrics("1")
-    metrics.add_filter_source(lambda: [FilterStats("f", "t", "request-headers", "r", "x", runs=2, rejected=1)])
+    metrics.filter_sources.append(lambda: [FilterStats("f", "t", "request-headers", "r", "x", runs=2, rejected=1)])
     metrics.series("g", "r", "b").attempt("upstream_refused")
     metrics.series("g", "plain", "b").observe(exchange(bytes_in=5))
     tunnels = other.series("g", "tunnels", "b")
@@ -272,7 +272,7 @@ def test_requests_in_progress_are_counted_when_somebody_looks_and_are_then_0():
     metrics = Metrics("1")
     series = [metrics.series("g", route, "b", policy=policy).labels for route in "rs" for policy in "pq"]
     active = list(series)
-    metrics.add_request_source(lambda: active)
+    metrics.request_sources.append(lambda: active)
     assert value(metrics, "egress_requests_active", gateway="g", route="r", backend="b") == 2
     active[:] = series[:1]
     assert value(metrics, "egress_requests_active", route="r") == 1
@@ -309,8 +309,8 @@ def test_reloads_tell_generation_result_and_time():
 def test_sources_are_read_at_every_scrape_and_added_up():
     metrics = Metrics("1")
     pools = [("default/b", 2, 1, 0), ("default/b", 3, 0, 4)]
-    metrics.add_upstream_source(lambda: pools)
-    metrics.add_downstream_source(lambda: [("default/gw", "forward", 7)])
+    metrics.upstream_sources.append(lambda: pools)
+    metrics.downstream_sources.append(lambda: [("default/gw", "forward", 7)])
     assert value(metrics, "egress_upstream_connections", backend="default/b", state="active", route="-") == 5
     assert value(metrics, "egress_upstream_connections", backend="default/b", state="idle") == 1
     assert value(metrics, "egress_upstream_waiting_requests", backend="default/b", route="-") == 4
@@ -335,7 +335,7 @@ def test_the_results_of_a_filter_add_up_to_its_runs():
         buckets=[0, 2, 0, 0, 0, 0, 0, 0],
         sum_s=0.5,
     )
-    metrics.add_filter_source(lambda: [counts])
+    metrics.filter_sources.append(lambda: [counts])
     assert value(metrics, "egress_filter_total", filter="inject", result="passed") == 3
     assert value(metrics, "egress_filter_total", filter="inject", result="out_of_service") == 1
     assert value(metrics, "egress_filter_total", filter="inject", result="failed") == 2
@@ -349,8 +349,8 @@ def test_a_source_that_raises_takes_nothing_else_away(caplog: pytest.LogCaptureF
     def broken() -> list[tuple[str, int, int]]:
         raise RuntimeError("gone")
 
-    metrics.add_upstream_source(broken)
-    metrics.add_upstream_source(lambda: [("b", 1, 0, 0)])
+    metrics.upstream_sources.append(broken)
+    metrics.upstream_sources.append(lambda: [("b", 1, 0, 0)])
     assert value(metrics, "egress_upstream_connections", backend="b", state="active") == 1
     assert "source of metrics failed" in caplog.text
 
@@ -412,8 +412,8 @@ def counted(lag_s: float, dropped: int, tunnels: int) -> Counts:
     for _ in range(tunnels):
         series.tunnel_opened()
     metrics.count_dns("hit")
-    metrics.add_upstream_source(lambda: [("b", 2, 1, 0)])
-    metrics.add_downstream_source(lambda: [("g", "l", 3)])
+    metrics.upstream_sources.append(lambda: [("b", 2, 1, 0)])
+    metrics.downstream_sources.append(lambda: [("g", "l", 3)])
     metrics.add_peak("egress_event_loop_lag_max_seconds", "Lag.", lambda: lag_s)
     metrics.add_counter("egress_access_log_dropped", "Lines lost.", lambda: dropped)
     return metrics.gather()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from egressproxy.ai.apis.member_names import RPC_CALLS, RPC_HEAD, Members
+from egressproxy.ai.apis.splice import skip_blanks
 
 #: The placeholder for an invalid or ambiguous name: its member occurs twice, or in another case.
 OTHER: Final = "_other"
@@ -26,7 +27,6 @@ MAX_ID: Final = 256
 _METHOD = re.compile(r"[A-Za-z][A-Za-z0-9_./$-]{0,63}")
 _TOOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
 _PARAMS: Final = RPC_CALLS["tools/call"].inner["params"]
-_SPACE = re.compile(r"[ \t\n\r]*")
 _value_at = json.JSONDecoder().raw_decode
 
 
@@ -56,7 +56,7 @@ class RpcBody:
 def read_rpc(head: bytes) -> RpcBody | None:
     """The messages in the first bytes of a body; None if they are not JSON-RPC: no object or array of objects."""
     text = head.decode("utf-8", "replace")
-    at = _skip(text, 0)
+    at = skip_blanks(text, 0)
     is_batch = text.startswith("[", at)
     walk = _Walk(text)
     found = list(_batch(walk, at) if is_batch else _single(walk, at))
@@ -72,11 +72,11 @@ def _single(walk: _Walk, at: int) -> Iterator[RpcMessage]:
 def _batch(walk: _Walk, at: int) -> Iterator[RpcMessage]:
     text = walk.text
     for _ in range(MAX_BATCH):
-        message, end = _message(walk, _skip(text, at + 1))
+        message, end = _message(walk, skip_blanks(text, at + 1))
         if message is None:
             return
         yield message
-        at = _skip(text, end)
+        at = skip_blanks(text, end)
         if end < 0 or not text.startswith(",", at):
             return
 
@@ -112,16 +112,16 @@ class _Walk:
         differently. Returns its end. Raises ValueError (cut off, no JSON, too long), RecursionError.
         """
         text = self.text
-        at = _skip(text, at + 1)
+        at = skip_blanks(text, at + 1)
         if text.startswith("}", at):
             return at + 1
         while self._left > 0:
             self._left -= 1
             key, at = _value_at(text, at)
-            at = _skip(text, at)
+            at = skip_blanks(text, at)
             if not isinstance(key, str) or not text.startswith(":", at):
                 break
-            at = _skip(text, at + 1)
+            at = skip_blanks(text, at + 1)
             value: object = None
             name = members.name_of(key)
             is_sure = key == name and name not in found
@@ -131,7 +131,7 @@ class _Walk:
                 at = self.over(at, _PARAMS, params, None)
             else:
                 value, at = _value_at(text, at)
-            at = _skip(text, at)
+            at = skip_blanks(text, at)
             is_last = text.startswith("}", at)
             if not is_last and not text.startswith(",", at):
                 break  # a number may go on behind what is here
@@ -139,13 +139,8 @@ class _Walk:
                 found[name] = value if is_sure else None
             if is_last:
                 return at + 1
-            at = _skip(text, at + 1)
+            at = skip_blanks(text, at + 1)
         raise ValueError("no object, or not all of it")
-
-
-def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found is not None else at
 
 
 def _named(name: object, grammar: re.Pattern[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any, Final
 
+from egressproxy.ai.translation.conversation import Usage
 from egressproxy.ai.translation.errors import BadAnswer
 
 #: What ids of answers begin with. The same id begins with another word in each API.
@@ -107,3 +108,17 @@ def without_prefix(id_: str) -> str:
         if id_.startswith(prefix):
             return id_[len(prefix) :]
     return id_
+
+
+def openai_usage(usage: dict[str, Any], asked: str, answered: str) -> Usage:
+    """The tokens of an answer of OpenAI. Their names begin with `asked` (prompt or input) and `answered` (completion or
+    output). Raises BadAnswer.
+    """
+    details = object_in(usage, f"{asked}_tokens_details")
+    return Usage(
+        count(usage, f"{asked}_tokens"),
+        count(usage, f"{answered}_tokens"),
+        count(details, "cached_tokens"),
+        count(details, "cache_write_tokens"),
+        count(object_in(usage, f"{answered}_tokens_details"), "reasoning_tokens"),
+    )

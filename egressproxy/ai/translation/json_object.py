@@ -48,12 +48,15 @@ class JsonObject:
         """The value of this field, which stays unread."""
         return self._left.get(name)
 
+    def _of_type(self, name: str, type_: type[T], what: str) -> T | None:
+        value = self._left.pop(name, None)
+        if value is not None and type(value) is not type_:
+            self.refuse(name, f"must be {what}")
+        return value
+
     def text(self, name: str) -> str | None:
         """A string; None if the field is not there."""
-        value = self._left.pop(name, None)
-        if value is not None and type(value) is not str:
-            self.refuse(name, "must be a string")
-        return value
+        return self._of_type(name, str, "a string")
 
     def needed(self, name: str, value: T | None) -> T:
         """The value that was read of this field, which has to be there."""
@@ -73,10 +76,7 @@ class JsonObject:
 
     def flag(self, name: str) -> bool | None:
         """True or false."""
-        value = self._left.pop(name, None)
-        if value is not None and type(value) is not bool:
-            self.refuse(name, "must be true or false")
-        return value
+        return self._of_type(name, bool, "true or false")
 
     def limit(self, name: str) -> int | None:
         """A whole number of at least 1. Some clients write -1 for none, which may be left out."""
@@ -100,12 +100,7 @@ class JsonObject:
 
     def array(self, name: str) -> list[Any]:
         """An array; an empty one if the field is not there."""
-        value = self._left.pop(name, None)
-        if value is None:
-            return []
-        if type(value) is not list:
-            self.refuse(name, "must be an array")
-        return list(value)
+        return self._of_type(name, list, "an array") or []
 
     def each(self, name: str) -> Iterator[JsonObject]:
         """The elements of an array, each to be read field by field."""
@@ -127,10 +122,7 @@ class JsonObject:
 
     def plain_object(self, name: str) -> dict[str, Any] | None:
         """An object that is passed on as it is: a JSON schema, for instance."""
-        value = self._left.pop(name, None)
-        if value is not None and type(value) is not dict:
-            self.refuse(name, "must be an object")
-        return value
+        return self._of_type(name, dict, "an object")
 
     def object(self, name: str) -> JsonObject | None:
         """An object to be read field by field."""

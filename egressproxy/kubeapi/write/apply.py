@@ -125,7 +125,7 @@ def _new_name(write: Write, body: Any) -> str:
     if isinstance(prefix, str) and prefix:
         return prefix[:248] + "".join(secrets.choice(_CONSONANTS) for _ in range(5))
     causes = [("FieldValueRequired", "Required value: name or generateName is required", "metadata.name")]
-    raise invalid(write, "metadata.name: Required value", causes)
+    raise invalid(write, causes, "metadata.name: Required value")
 
 
 def _current(old: Resource | None, write: Write, folder: Path) -> Manifest | None:
@@ -220,14 +220,13 @@ def _patched(write: Write, current: Manifest | None, body: Any, shape: Shape) ->
 def _check_shape(made: Manifest, write: Write) -> None:
     """Raises WriteRefused(422) for what nothing can be worked out on."""
     if why := too_large(made):
-        raise invalid(write, why)
+        raise invalid(write, (), why)
     causes = [
         ("FieldValueInvalid", f"Invalid value: it has to be {what}", field)
         for field, what in faults(made, is_secret=write.is_secret)
     ]
     if causes:
-        message_of_all = ", ".join(f"{field}: {message}" for _, message, field in causes)
-        raise invalid(write, message_of_all, causes)
+        raise invalid(write, causes)
 
 
 def _check_room(write: Write, size: int, folder: Path, waiting: tuple[int, int], *, is_new: bool) -> None:

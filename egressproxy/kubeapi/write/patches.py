@@ -156,7 +156,7 @@ def with_values(made: Manifest, current: Mapping[str, Any] | None, write: Write)
             if key not in old:
                 message = f"Invalid value: this is how values are shown, and none is kept for {key}"
                 causes = [("FieldValueInvalid", message, f"data.{key}")]
-                raise invalid(write, f"data.{key}: {message}", causes)
+                raise invalid(write, causes)
             data[key] = old[key]
     metadata = dict(made.get("metadata") or {})
     kept = (current.get("metadata") or {}).get("annotations") or {}

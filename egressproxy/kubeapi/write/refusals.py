@@ -30,8 +30,9 @@ def conflict(write: Write, why: str) -> WriteRefused:
     return WriteRefused(409, "Conflict", f"Operation cannot be fulfilled on {write.full_name}: {why}")
 
 
-def invalid(write: Write, why: str, causes: Sequence[tuple[str, str, str]] = ()) -> WriteRefused:
-    """422: the object cannot be what it would become. `causes` as in WriteRefused."""
+def invalid(write: Write, causes: Sequence[tuple[str, str, str]], why: str = "") -> WriteRefused:
+    """422: the object cannot be what it would become. `causes` as in WriteRefused; they say why, unless `why` does."""
+    why = why or ", ".join(f"{field}: {message}" if field else message for _, message, field in causes)
     return WriteRefused(422, "Invalid", f"{title(write)} is invalid: {why}", causes, write.name)
 
 
@@ -54,5 +55,4 @@ def refusal_of(error: ConfigError, write: Write, file: Path) -> WriteRefused:
         causes.append((f"FieldValue{kind}", f"{kind} value: {problem.sentence}"[:MAX_CAUSE], problem.field_path))
     if len(error.problems) > MAX_CAUSES:
         causes.append(("FieldValueInvalid", f"and {len(error.problems) - MAX_CAUSES} more", "<nil>"))
-    message_of_all = ", ".join(f"{field}: {message}" if field else message for _, message, field in causes)
-    return invalid(write, message_of_all, causes)
+    return invalid(write, causes)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai.translation.answer_fields import (
-    count,
     id_in,
     needed_text,
     no_more_than,
     object_in,
     objects_in,
+    openai_usage,
     seconds,
     text,
     texts_in,
@@ -60,7 +60,7 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
             raise BadAnswer("the answer has a call of a tool that is no function")
         function = object_in(call, "function")
         parts.append(ToolCall(id_in(call, "call_"), needed_text(function, "name"), arguments_in(function)))
-    usage = read_usage(object_in(value, "usage"))
+    usage = openai_usage(object_in(value, "usage"), "prompt", "completion")
     has_calls = any(type(part) is ToolCall for part in parts)
     stop = stop_of(choices[0], has_calls) or (stop_without_reason(has_calls) if parts else None)
     if stop is None:
@@ -104,18 +104,6 @@ def stop_of(choice: dict[str, Any], has_calls: bool) -> Stop | None:
 def stop_without_reason(has_calls: bool) -> Stop:
     """Why a model stops that has said all."""
     return Stop.TOOL_CALLS if has_calls else Stop.END
-
-
-def read_usage(usage: dict[str, Any]) -> Usage:
-    """The tokens of a chat completion. Raises BadAnswer."""
-    prompt = object_in(usage, "prompt_tokens_details")
-    return Usage(
-        count(usage, "prompt_tokens"),
-        count(usage, "completion_tokens"),
-        count(prompt, "cached_tokens"),
-        count(prompt, "cache_write_tokens"),
-        count(object_in(usage, "completion_tokens_details"), "reasoning_tokens"),
-    )
 
 
 def write_answer(answer: ModelAnswer, now: int) -> dict[str, Any]:

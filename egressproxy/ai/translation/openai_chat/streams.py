@@ -13,6 +13,7 @@ from egressproxy.ai.translation.answer_fields import (
     id_in,
     object_in,
     objects_in,
+    openai_usage,
     seconds,
     text,
     texts_in,
@@ -38,7 +39,6 @@ from egressproxy.ai.translation.openai_chat.answers import (
     arguments_in,
     calls_in,
     check_content,
-    read_usage,
     stop_of,
     stop_without_reason,
     written_usage,
@@ -103,7 +103,7 @@ class ChatStreamReader:
             ident, model = id_in(chunk, "chatcmpl-"), text(chunk, "model") or ""
             events.append(Started(ident, model, seconds(chunk, "created"), self._usage))
         if chunk.get("usage") is not None:
-            self._usage = read_usage(object_in(chunk, "usage"))
+            self._usage = openai_usage(object_in(chunk, "usage"), "prompt", "completion")
         for choice in choices:
             if choice.get("index", 0) != 0:
                 raise BadAnswer("the stream has more than one choice")

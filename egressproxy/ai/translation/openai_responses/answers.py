@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from egressproxy.ai.translation.answer_fields import (
-    count,
     needed_text,
     object_in,
     objects_in,
     of_no_form,
+    openai_usage,
     seconds,
     text,
     without_prefix,
@@ -57,7 +57,7 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
         elif kind != "reasoning":
             raise of_no_form("the answer has an item", kind)
     stop = stop_of(value, any(type(part) is ToolCall for part in parts))
-    usage = read_usage(object_in(value, "usage"))
+    usage = openai_usage(object_in(value, "usage"), "input", "output")
     return ModelAnswer(
         needed_text(value, "id"),
         needed_text(value, "model"),
@@ -96,18 +96,6 @@ def stop_of(value: dict[str, Any], has_calls: bool) -> Stop:
             f"the response is {str(status)[:80]!r} ({str(reason)[:80]!r}), which the client's API has no form for"
         )
     return _STOPS[reason]
-
-
-def read_usage(usage: dict[str, Any]) -> Usage:
-    """The tokens of a response. Raises BadAnswer."""
-    details = object_in(usage, "input_tokens_details")
-    return Usage(
-        count(usage, "input_tokens"),
-        count(usage, "output_tokens"),
-        count(details, "cached_tokens"),
-        count(details, "cache_write_tokens"),
-        count(object_in(usage, "output_tokens_details"), "reasoning_tokens"),
-    )
 
 
 def write_answer(answer: ModelAnswer, repeated: Mapping[str, Any], now: int) -> dict[str, Any]:

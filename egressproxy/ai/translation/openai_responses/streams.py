@@ -13,6 +13,7 @@ from egressproxy.ai.translation.answer_fields import (
     needed_text,
     object_in,
     of_no_form,
+    openai_usage,
     seconds,
     text,
     without_prefix,
@@ -38,7 +39,6 @@ from egressproxy.ai.translation.openai_responses.answers import (
     call_item,
     failure_of,
     message_item,
-    read_usage,
     refusal_part,
     response_object,
     stop_of,
@@ -170,7 +170,7 @@ class ResponseStreamReader:
     def _finish(self, response: dict[str, Any]) -> list[StreamEvent]:
         self._check_begun()
         stop = stop_of(response, self._has_calls)
-        return [*self._close(), Finished(stop, None, read_usage(object_in(response, "usage")))]
+        return [*self._close(), Finished(stop, None, openai_usage(object_in(response, "usage"), "input", "output"))]
 
 
 class ResponseStreamWriter:

@@ -71,14 +71,9 @@ class BackendTlsPolicies:
 
     def forms(self, backend: AnyBackend) -> tuple[PortForm, ...]:
         """The ports of a backend, each with its TLS: that of a policy where the backend itself has none written."""
-        if isinstance(backend, XBackend):
-            forms: tuple[PortForm, ...] = (x_backend_form(backend.spec),)
-        else:
-            forms = port_forms(backend.spec)
-            if not forms and backend.spec.destination.type == "Dynamic":
-                forms = (PortForm(0, "HTTP", None, is_written=False),)
-        if not self._by_target:
-            return tuple(form for form in forms if form.number or form.tls is not None)
+        forms = self._ports(backend)
+        if not forms and not isinstance(backend, XBackend) and backend.spec.destination.type == "Dynamic":
+            forms = (PortForm(0, "HTTP", None, is_written=False),)
         found = (form if form.is_written else self._with_policy(backend, form) for form in forms)
         return tuple(form for form in found if form.number or form.tls is not None)
 
@@ -124,7 +119,9 @@ class BackendTlsPolicies:
         section = ref.section_name or ""
         found = self._resources.get(*key)
         if section and isinstance(found, BACKEND_KINDS):
-            section = next((_section(form) for form in self._ports(found) if section in _names(form)), section)
+            section = next(
+                (_section(form) for form in self._ports(found) if section in (form.name, str(form.number))), section
+            )
         return key, section
 
     def _of(self, target: Key, section: str) -> BackendTlsPolicy | None:
@@ -229,10 +226,6 @@ class BackendTlsPolicies:
 def _section(form: PortForm) -> str:
     """What `sectionName` calls a port: its name, or its number."""
     return form.name or str(form.number)
-
-
-def _names(form: PortForm) -> tuple[str, ...]:
-    return form.name, str(form.number)
 
 
 def _port_tls(references: References, backend: Resource, form: TlsForm, field: str) -> BackendTlsIR:
