@@ -112,10 +112,10 @@ def reading(text: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS, strin
     return (yield from _LongReader(decoded, parts, commas, strings).reading())
 
 
-def checking(text: bytes, parts: int, commas: int, strings: int = MAX_STRINGS) -> Work[str]:
+def checking(text: bytes, parts: int, commas: int) -> Work[str]:
     """This text, decoded, once it was read in turns as `loads` reads it. Raises Unreadable as `reading` does."""
     decoded = yield from decoding(text)
-    yield from _loading(text, decoded, parts, commas, strings)
+    yield from _loading(text, decoded, parts, commas, MAX_STRINGS)
     return decoded
 
 

@@ -144,22 +144,14 @@ class StreamEditor:
     """Edits one stream. `function_for` makes the function of a channel; None lets its text pass.
 
     A text that an event tells whole, and not in pieces, gets a function of its own. Signed channels are told to their
-    function, and go as they came. `hides_usage`: the event that tells nothing but usage, which a filter has asked for
-    in the client's place, is left out. Raises Unreadable where the framing is broken or too much would be kept.
+    function, and go as they came. Raises Unreadable where the framing is broken or too much would be kept.
     """
 
-    __slots__ = ("_channels", "_framing", "_function_for", "_groups", "_hides_usage", "_kept_size")
+    __slots__ = ("_channels", "_framing", "_function_for", "_groups", "_kept_size")
 
-    def __init__(
-        self,
-        framing: Framing,
-        function_for: Callable[[Channel], TextFunction | None],
-        *,
-        hides_usage: bool = False,
-    ) -> None:
+    def __init__(self, framing: Framing, function_for: Callable[[Channel], TextFunction | None]) -> None:
         self._framing = framing
         self._function_for = function_for
-        self._hides_usage = hides_usage
         self._channels: dict[Channel, _EditedChannel | None] = {}
         self._groups: dict[Group, dict[Channel, None]] = {}  # of edited channels: one event may end thousands
         self._kept_size = 0
@@ -233,8 +225,6 @@ class StreamEditor:
             added += self._flushed(group, made_of, message)
         for whole in event.wholes:
             yield from self._editing_whole(whole, message)
-        if self._hides_usage and value.__class__ is dict and value.get("choices") == [] and value.get("usage"):
-            return self._framing.write(None, None, added)
         edited = (yield from message.writing()) if message.is_changed else None
         return self._framing.write(frame, edited, added)
 

@@ -87,18 +87,17 @@ def id_in(value: dict[str, Any], prefix: str) -> str:
     return text(value, "id") or prefix + secrets.token_hex(12)
 
 
-def texts_in(value: dict[str, Any], name: str) -> str:
+def content_in(value: dict[str, Any]) -> str:
     """A string, or an array of parts that are texts, as some servers have it; how the model has thought is left out."""
-    found = value.get(name)
-    if type(found) is not list:
-        return text(value, name) or ""
+    if type(value.get("content")) is not list:
+        return text(value, "content") or ""
     texts = []
-    for part in objects_in(value, name):
+    for part in objects_in(value, "content"):
         kind = text(part, "type")
         if kind in ("text", "output_text", None):
             texts.append(needed_text(part, "text"))
         elif kind not in ("thinking", "reasoning"):
-            raise of_no_form(f"{name} has a part", kind)
+            raise of_no_form("content has a part", kind)
     return "".join(texts)
 
 

@@ -15,7 +15,6 @@ from egressproxy.ai.translation.anthropic import request_reader as anthropic_rea
 from egressproxy.ai.translation.anthropic import request_writer as anthropic_writer
 from egressproxy.ai.translation.anthropic.streams import MessageStreamReader, MessageStreamWriter
 from egressproxy.ai.translation.conversation import (
-    Conversation,
     Failed,
     Finished,
     KeepAlive,
@@ -38,8 +37,6 @@ from egressproxy.ai.translation.tuning import Losses
 from egressproxy.model.strict_json import Unreadable, dumps, loads
 from egressproxy.model.work import Work
 
-#: What Anthropic's `max_tokens` becomes when an OpenAI request has no limit: every current model allows it.
-DEFAULT_MAX_TOKENS: Final = 8192
 #: Bytes of a message that is read and written in one go.
 _LONG: Final = 64 * 1024
 
@@ -47,6 +44,11 @@ _REQUEST_READERS: Final = {
     Api.OPENAI_CHAT: chat_reader.read_request,
     Api.OPENAI_RESPONSES: responses_reader.read_request,
     Api.ANTHROPIC: anthropic_reader.read_request,
+}
+_REQUEST_WRITERS: Final = {
+    Api.OPENAI_CHAT: chat_writer.write_request,
+    Api.OPENAI_RESPONSES: responses_writer.write_request,
+    Api.ANTHROPIC: anthropic_writer.write_request,
 }
 _ANSWER_READERS: Final = {
     Api.OPENAI_CHAT: chat_answers.read_answer,
@@ -85,13 +87,12 @@ def translate_request(
     source: Api,
     target: Api,
     model: str | None = None,
-    default_max_tokens: int = DEFAULT_MAX_TOKENS,
     *,
     drops: bool = False,
 ) -> Work[TranslatedRequest]:
-    """The same request in another API, in turns, for `model` or else the client's. `default_max_tokens` is Anthropic's
-    limit when the client names none. `drops`: what only tunes is left out where the other API has nothing like it.
-    Raises Untranslatable: no JSON, or a field that one of the two APIs does not know.
+    """The same request in another API, in turns, for `model` or else the client's. `drops`: what only tunes is left out
+    where the other API has nothing like it. Raises Untranslatable: no JSON, or a field that one of the two APIs does
+    not know.
     """
     try:
         value = yield from reading(body)
@@ -99,7 +100,7 @@ def translate_request(
         raise Untranslatable("", f"the body cannot be translated: {error}") from None
     conversation = yield from _REQUEST_READERS[source](value, Losses.of(source) if drops else Losses.none())
     yield
-    written = yield from _written(conversation, target, model or conversation.model, default_max_tokens)
+    written = yield from _REQUEST_WRITERS[target](conversation, model or conversation.model)
     yield
     repeated = {name: value[name] for name in responses_answers.DEFAULTS if value.get(name) is not None}
     return TranslatedRequest(
@@ -113,14 +114,6 @@ def translate_request(
         forms=conversation.forms,
         dropped=conversation.losses.fields,
     )
-
-
-def _written(conversation: Conversation, target: Api, model: str, default_max_tokens: int) -> Work[dict[str, Any]]:
-    if target is Api.ANTHROPIC:
-        return anthropic_writer.write_request(conversation, model, default_max_tokens)
-    if target is Api.OPENAI_CHAT:
-        return chat_writer.write_request(conversation, model)
-    return responses_writer.write_request(conversation, model)
 
 
 class ResponseTranslator:

@@ -27,7 +27,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -43,11 +43,10 @@ WORKING_S: Final = 1.0
 class Conversation:
     """One end of the channel. `next` gives the messages of the other end in their order."""
 
-    def __init__(self, sock: socket.socket, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.peer, self.peer_user = peer_of(sock)
         self.withdrawn = asyncio.Event()  # the other end has said so
         self._heard: asyncio.Queue[tuple[dict[str, Any], list[int]] | None] = asyncio.Queue()
-        self._on_end = on_end
         self._channel = FrameChannel(sock, self._on_frame, self._ended)
 
     @property
@@ -106,7 +105,6 @@ class Conversation:
 
     def _ended(self) -> None:
         self._heard.put_nowait(None)
-        self._on_end()
 
 
 def kill_of(fields: Mapping[str, Any]) -> KillChange:

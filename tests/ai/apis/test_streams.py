@@ -205,14 +205,6 @@ def test_log_probabilities_go_where_the_text_changes():
     assert b"token" not in edited("sse", [unnamed(chunk)], Upper)
 
 
-def test_usage_that_a_filter_has_asked_for_is_left_out():
-    stream = STREAMS[Api.OPENAI_CHAT.value]
-    written = edited("sse", [stream], Same, hides_usage=True)
-    assert b'"usage"' not in written
-    assert written.endswith(b"data: [DONE]\n\n")
-    assert len(written) < len(stream)
-
-
 @pytest.mark.parametrize(
     "event",
     [

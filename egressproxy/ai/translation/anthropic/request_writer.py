@@ -27,14 +27,16 @@ from egressproxy.model.strict_json import Unreadable, are_too_many, loads_strict
 from egressproxy.model.work import Work
 
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
+#: What Anthropic's `max_tokens` becomes when an OpenAI request has no limit: every current model allows it.
+DEFAULT_MAX_TOKENS: Final = 8192
 _NOTHING_LIKE_IT: Final = "cannot be translated: Anthropic has nothing like it"
 
 
-def write_request(conversation: Conversation, model: str, default_max_tokens: int) -> Work[dict[str, Any]]:
+def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]]:
     """The body of the request, as cooperative work. Raises Untranslatable for required content without equivalent."""
     _drop_or_refuse(conversation)
     system, messages = yield from _turns(conversation)
-    body: dict[str, Any] = {"model": model, "max_tokens": conversation.max_tokens or default_max_tokens}
+    body: dict[str, Any] = {"model": model, "max_tokens": conversation.max_tokens or DEFAULT_MAX_TOKENS}
     tier = "standard_only" if conversation.service_tier == "default" else None
     user = conversation.safety_identifier or conversation.user
     optional = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai.translation.answer_fields import (
+    content_in,
     id_in,
     needed_text,
     no_more_than,
@@ -13,7 +14,6 @@ from egressproxy.ai.translation.answer_fields import (
     openai_usage,
     seconds,
     text,
-    texts_in,
     without_prefix,
 )
 from egressproxy.ai.translation.conversation import ModelAnswer, RefusalText, Stop, Text, ToolCall, Usage
@@ -51,7 +51,7 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
     message = object_in(choices[0], "message")
     check_content(message)
     parts: list[Text | RefusalText | ToolCall] = []
-    if content := texts_in(message, "content"):
+    if content := content_in(message):
         parts.append(Text(content))
     if refusal := text(message, "refusal"):
         parts.append(RefusalText(refusal))

@@ -9,6 +9,7 @@ from typing import Any, Final
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.errors import error_object
 from egressproxy.ai.translation.answer_fields import (
+    content_in,
     count,
     id_in,
     object_in,
@@ -16,7 +17,6 @@ from egressproxy.ai.translation.answer_fields import (
     openai_usage,
     seconds,
     text,
-    texts_in,
     without_prefix,
 )
 from egressproxy.ai.translation.conversation import (
@@ -122,7 +122,7 @@ class ChatStreamReader:
     def _read_delta(self, delta: dict[str, Any], events: list[StreamEvent]) -> None:
         content = delta.get("content")
         if type(content) is not str:
-            content = texts_in(delta, "content")
+            content = content_in(delta)
         if content:
             self._say(PartKind.TEXT, content, events)
             if len(delta) == 1:
