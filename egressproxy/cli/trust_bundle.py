@@ -76,7 +76,6 @@ def _of_file(file: Path, error: OSError) -> TrustProblem:
 
 
 def _write_bundle(path: Path, ca_pem: str) -> str:
-    """What was written."""
     roots = _system_roots()
     there = {re.sub(r"\s", "", each) for each in _BLOCK.findall(roots)}
     added = [each for each in _BLOCK.findall(ca_pem) if re.sub(r"\s", "", each) not in there]

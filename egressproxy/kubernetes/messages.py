@@ -122,7 +122,6 @@ _FIND: Final = classes((*get_args(Message), ClusterOptions, Path, Notice, Involv
 
 
 def encode(message: Message) -> bytes:
-    """For `decode`."""
     return dumps(message)
 
 

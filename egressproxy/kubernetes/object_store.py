@@ -121,7 +121,7 @@ class ObjectStore:
         self._scopes: dict[Scope, dict[Key, StoredObject]] = {}
 
     def replace(self, scope: Scope, objects: Mapping[Key, StoredObject]) -> None:
-        """Replace the objects of a scope."""
+        """Set the objects of a scope as they were listed; others of it are removed."""
         held = self._scopes.get(scope, {})
         fresh = {
             key: held[key] if key in held and is_older(each.resource_version, held[key].resource_version) else each
@@ -177,7 +177,6 @@ class ObjectStore:
                     yield key, each
 
     def find(self, key: Key) -> StoredObject | None:
-        """One object."""
         return next((objects[key] for objects in self._scopes.values() if key in objects), None)
 
 

@@ -79,7 +79,7 @@ class Reflector:
 
     @property
     def path(self) -> str:
-        """Of the collection."""
+        """The collection in the API, without parameters."""
         kind, namespace = self.scope.kind, self.scope.namespace
         scope = f"/namespaces/{namespace}" if namespace else ""
         return f"{api_root(kind.api_version(self.version))}{scope}/{kind.plural}"

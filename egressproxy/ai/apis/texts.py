@@ -23,8 +23,6 @@ class TextRole(str, Enum):
 
 
 class TextKind(str, Enum):
-    """What a text is."""
-
     TEXT = "text"
     REFUSAL = "refusal"
     REASONING = "reasoning"

@@ -69,8 +69,6 @@ def compiled(text: str, *, ignores_case: bool = False, max_length: int = _MAX_PA
 
 
 class _OwnPattern:
-    """One of OwnPatterns."""
-
     __slots__ = ("_entity", "_expression", "_max_length")
 
     def __init__(self, entity: str, text: str, max_length: int) -> None:
@@ -79,7 +77,6 @@ class _OwnPattern:
         self._max_length = max_length
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
-        """As `Detector.find`."""
         longest = self._max_length
         search = self._expression.search
         block, length = start, len(text)

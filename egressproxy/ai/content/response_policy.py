@@ -131,7 +131,6 @@ class _WatchedAnswer(CircularNote):
         self.editor = self.reader = None  # they tell this object of each channel
 
     def function(self, channel: Channel) -> _Watched:
-        """What looks at a channel."""
         self.channels.append(channel)
         self.end = end_of(channel)
         is_fixed = channel.is_signed or channel.kind is TextKind.ARGUMENTS
@@ -394,7 +393,6 @@ class ResponsePolicy(ContentFilter):
         return True
 
     def _whole(self, exchange: Exchange, answer: _WatchedAnswer, data: bytes) -> Work[bytes]:
-        """What of a whole answer goes on."""
         if not data or (yield from self._is_harmless(exchange, answer, data)):
             return data
         view: AiAnswer | None = None

@@ -24,7 +24,6 @@ class TextEditor:
         self._is_broken = False
 
     def feed(self, data: bytes) -> bytes:
-        """What is sent for these bytes."""
         if self._is_broken:
             return data
         half = self._decoder.getstate()[0] if self._is_lenient else b""

@@ -18,8 +18,6 @@ _KINDS: Final = ("EgressPolicy", "Backend")
 
 @dataclass(frozen=True, slots=True)
 class RegionLockConfig(FilterConfig):
-    """The regions."""
-
     allowed: tuple[Annotated[str, Within(min_length=1, max_length=63)], ...]
     """Regions, as Backends write them in `region`. A Backend without one is not used."""
 

@@ -112,8 +112,6 @@ class _NamedRule:
 
 
 class ToolRules:
-    """The rules of tools."""
-
     __slots__ = ("_allow", "_deny")
 
     def __init__(self, tools: Tools) -> None:

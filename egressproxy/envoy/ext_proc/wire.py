@@ -146,7 +146,7 @@ def read_request(data: bytes) -> ProcessingRequest:
 
 # --- from the processor ------------------------------------------------------------------------------------------
 def response_bytes(response: ProcessingResponse) -> bytes:
-    """A ProcessingResponse."""
+    """A ProcessingResponse as protobuf, which `read_response` reads."""
     made: dict[str, Any] = {}
     part, immediate = response.part, response.immediate
     if part is not None:

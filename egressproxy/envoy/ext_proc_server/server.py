@@ -202,8 +202,6 @@ _SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 
 class EnvoyConnection(DownstreamHttp2):
-    """A connection of Envoy."""
-
     __slots__ = ("_server",)
 
     def __init__(self, server: FilterServer, gateway: GatewayServer) -> None:

@@ -34,7 +34,7 @@ BACKEND_PHASES = (
 
 
 def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
-    """One listener of a port."""
+    """What a listener serves: where, under which certificates, and how it knows its clients."""
     spec = listener.spec
     made: dict[str, Any] = {
         "gateway": listener.gateway, "name": listener.name, "protocol": spec.protocol.value,

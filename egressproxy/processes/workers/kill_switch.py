@@ -45,7 +45,6 @@ class KillSwitch:
 
     @property
     def killed(self) -> KilledIdentities:
-        """The killed identities."""
         return self._killed
 
     async def start(self, killed: KilledIdentities = KilledIdentities()) -> None:  # noqa: B008 (immutable)

@@ -147,7 +147,6 @@ class Worker:
         await self.gateway.put_into_service(snapshot, own)
 
     async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
-        """As `DataPlane.drain`."""
         return await self.gateway.drain(timeout_s, elsewhere, idle_s)
 
     def hurry(self) -> None:

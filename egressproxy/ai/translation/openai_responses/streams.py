@@ -256,7 +256,6 @@ class ResponseStreamWriter:
         return written
 
     def _called(self, arguments: str) -> ToolCall:
-        """The call that is open, with these arguments."""
         call, is_custom = self._call, self._kind is PartKind.CUSTOM_CALL
         return ToolCall(call.id, call.name, arguments, namespace=call.namespace, is_custom=is_custom)
 

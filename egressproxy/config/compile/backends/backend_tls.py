@@ -135,7 +135,6 @@ class BackendTlsPolicies:
         return replace(form, tls=TlsForm("Simple", policy.spec.validation.hostname, policy=policy))
 
     def _ports(self, backend: AnyBackend) -> tuple[PortForm, ...]:
-        """As they are written."""
         return (x_backend_form(backend.spec),) if isinstance(backend, XBackend) else port_forms(backend.spec)
 
     def _verified(self, policy: BackendTlsPolicy, target: Resource) -> BackendTlsIR:

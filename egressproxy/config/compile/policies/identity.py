@@ -76,7 +76,6 @@ def read_identity(
 
 
 def _written(chosen: Mapping[str, EgressPolicy], section: str) -> Any:
-    """The section of its chosen policy, or None."""
     policy = chosen.get(section)
     return getattr(policy.spec.identity, section) if policy is not None else None
 
