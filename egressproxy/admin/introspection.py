@@ -39,7 +39,7 @@ class Questions:
         self._address = address
         self._state = state
         self._access = access
-        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     def handlers(self) -> dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
         """The handlers by method and path."""
@@ -69,14 +69,14 @@ class Questions:
 
     async def _found(self, name: str, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            async with self._places:
+            async with self._slots:
                 body = await self._state.ask_one(name, tuple(request.query.items()))
         except NotAnswered as error:
             raise bad_request(str(error)) from None
         return web.Response(body=body, content_type=JSON)
 
     async def _decisions(self, _request: web.BaseRequest) -> web.StreamResponse:
-        async with self._places:
+        async with self._slots:
             body = await asyncio.to_thread(_latest, await self._state.decisions())
         return web.Response(text=body, content_type=JSON)
 
@@ -128,10 +128,10 @@ class Questions:
             answers = [json.loads(each) for each in await self._state.ask_all("holds", decision, page)]
         except NotAnswered as error:
             raise _not_all(error) from None
-        every = sorted((hold for each in answers for hold in each["holds"]), key=_place)
+        every = sorted((hold for each in answers for hold in each["holds"]), key=_position)
         shown = every[: page.limit]
         is_last = len(shown) == len(every) and not any(each["behind"] for each in answers)
-        following = page.following(_place(shown[-1])) if shown and not is_last else ""
+        following = page.following(_position(shown[-1])) if shown and not is_last else ""
         for hold in shown:
             del hold["deadline"]
         waiting, decided = (sum(each[name] for each in answers) for name in ("waiting", "decided"))
@@ -164,14 +164,14 @@ class Questions:
 
     async def _caches(self, purge: CachePurge | None) -> web.StreamResponse:
         try:
-            async with self._places:
+            async with self._slots:
                 found = await self._state.ask_all("caches", purge)
         except NotAnswered as error:
             raise _not_all(error) from None
         return web.Response(text=_summed(found), content_type=JSON)
 
     async def _model(self, _request: web.BaseRequest) -> web.StreamResponse:
-        async with self._places:
+        async with self._slots:
             return web.Response(body=await self._state.model(), content_type=JSON)
 
 
@@ -183,7 +183,7 @@ def _read(of: Callable[[Iterable[tuple[str, str]]], _T], request: web.BaseReques
         raise bad_request(str(error)) from None
 
 
-def _place(hold: dict[str, Any]) -> HoldPlace:
+def _position(hold: dict[str, Any]) -> HoldPlace:
     return hold["deadline"], hold["id"]
 
 

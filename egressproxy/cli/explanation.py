@@ -158,7 +158,7 @@ def _backend(backend: Mapping[str, Any], error: Mapping[str, Any] | None) -> Ite
         yield "", backend["wouldDeny"]["detail"], ""
     if "becomes" in backend.get("ai", {}):
         yield "  ai", backend["ai"]["becomes"], ""
-    yield from _way(backend)
+    yield from _upstream(backend)
     for each in backend["filters"]:
         yield "  filter", _filter(each), ""
         yield from _limits(each, "    limit")
@@ -187,7 +187,7 @@ def _limits(each: Mapping[str, Any], label: str) -> Iterator[Line]:
         yield label, f"{limit['name']}: {_amount(limit['left'])} left of {limit['allows']}{reset}", ""
 
 
-def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
+def _upstream(backend: Mapping[str, Any]) -> Iterator[Line]:
     if "dns" in backend:
         yield "  dns", backend["dns"], ""
     if "cnames" in backend:
@@ -230,7 +230,7 @@ def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
             yield "", f"gets the username and password of {parent['credentials']} ({how})", ""
         else:
             yield "", "gets no credentials; if it asks for them (parent_auth), set parent.credentialsRef", "dim"
-        for label, text, style in _way(parent):
+        for label, text, style in _upstream(parent):
             yield label and f"  {label}", text, style  # the parent's own lines are indented below it
 
 

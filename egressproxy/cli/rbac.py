@@ -90,7 +90,7 @@ def command(
     ours = (each.name for each in found if each.spec.controller_name == CONTROLLER)
     needs = Needs(
         namespaces=tuple(dict.fromkeys(namespaces)),
-        wanted=references,
+        referenced=references,
         has_selector=secret_selector is not None,
         classes=tuple(dict.fromkeys((*classes, *ours))),
         published=published,

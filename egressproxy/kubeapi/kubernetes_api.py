@@ -101,7 +101,7 @@ class KubernetesApi:
         options = Options.of(request.query, asked.kind)
         shape = form(accept)
         if options.is_watch:
-            with self._watches.place():
+            with self._watches.slot():
                 return await self._watch(request, await self._watches.begin(asked, options, shape))
         make = documents.get if asked.name else documents.listing
         return await self._document(make, asked, options, shape, await self._objects.view())

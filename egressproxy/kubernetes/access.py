@@ -43,13 +43,13 @@ class Rule:
 class Needs:
     """The options of a gateway that decide about RBAC.
 
-    `namespaces` lists --watch-namespace, empty for all namespaces. `wanted` are the objects that its configuration
+    `namespaces` lists --watch-namespace, empty for all namespaces. `referenced` are the objects that its configuration
     looked up (`ResourceSet.wanted`), None without a configuration. `has_selector`: --secret-selector is given.
     `classes` are the names of the GatewayClasses, `published` namespace and name of --publish-service.
     """
 
     namespaces: tuple[str, ...] = ()
-    wanted: Set[Key] | None = None
+    referenced: Set[Key] | None = None
     has_selector: bool = False
     classes: tuple[str, ...] = (BUILTIN_CLASS,)
     published: tuple[str, str] | None = None
@@ -158,11 +158,11 @@ def needed(needs: Needs) -> dict[str, tuple[Rule, ...]]:
 
 def _is_wanted(row: _Row, needs: Needs) -> bool:
     kind = _KINDS[_WANTED_AS.get(row.resource, row.resource)]
-    return needs.wanted is None or any(key[:2] == (kind.group, kind.kind) for key in needs.wanted)
+    return needs.referenced is None or any(key[:2] == (kind.group, kind.kind) for key in needs.referenced)
 
 
 def _by_name(row: _Row, needs: Needs, everywhere: tuple[str, ...]) -> Iterable[tuple[str, Rule]]:
-    if not row.is_namespaced and needs.wanted is None:
+    if not row.is_namespaced and needs.referenced is None:
         yield "", row.rule()
         return
     kind = _KINDS[row.resource]
@@ -171,7 +171,7 @@ def _by_name(row: _Row, needs: Needs, everywhere: tuple[str, ...]) -> Iterable[t
         yield from ((namespace, replace(row.rule(), why=why)) for namespace in everywhere)
         return
     names: dict[str, list[str]] = defaultdict(list)
-    for group, name_of_kind, namespace, name in needs.wanted or ():
+    for group, name_of_kind, namespace, name in needs.referenced or ():
         is_watched = not row.is_namespaced or {"", namespace} & set(everywhere)
         if (group, name_of_kind) == (kind.group, kind.kind) and is_watched:
             names[namespace].append(name)

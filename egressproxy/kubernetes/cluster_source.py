@@ -76,7 +76,7 @@ class ClusterSource:
         self.client: ApiClient | None = None
         self._options = options
         self._before = versions
-        self._wanted: frozenset[Key] = frozenset()
+        self._referenced: frozenset[Key] = frozenset()
         self._reflectors: dict[Scope, tuple[Reflector, asyncio.Task[None]]] = {}
         self._leaving: list[Scope] = []
         self._kinds = AvailableKinds({scope.split()[0] for scope in versions})
@@ -129,13 +129,13 @@ class ClusterSource:
     # --- what is watched -------------------------------------------------------------------------------------------
     def want(self, keys: Iterable[Key], *, and_others: bool = False) -> None:
         """Read these objects, of kinds that are read by reference; `and_others`: beside those that are read already."""
-        self._wanted = self._wanted.union(keys) if and_others else frozenset(keys)
+        self._referenced = self._referenced.union(keys) if and_others else frozenset(keys)
         if self._is_discovered:
             self._adjust()
 
     def _adjust(self) -> None:
         assert self.client is not None
-        scopes, self._too_many = watched_scopes(self._options, self._kinds.versions, self._wanted)
+        scopes, self._too_many = watched_scopes(self._options, self._kinds.versions, self._referenced)
         for scope in self._reflectors.keys() - scopes.keys():
             _, task = self._reflectors.pop(scope)
             task.cancel()
@@ -146,7 +146,7 @@ class ClusterSource:
             if scope in self._reflectors and self._reflectors[scope][0].version != version:
                 old, task = self._reflectors.pop(scope)  # a server may serve the old one no longer
                 task.cancel()
-                since = old.place
+                since = old.resource_version
             if scope not in self._reflectors:
                 make = NamedReflector if scope.is_by_name else Reflector
                 reflector = make(self.client, self.store, scope, version, since, self._changed.set)
@@ -228,7 +228,7 @@ class ClusterSource:
 
     def relevant(self, referenced: Collection[Key] | None = None) -> Iterator[tuple[Key, StoredObject]]:
         """Every object that a compilation reads, in the order of keys."""
-        referenced = self._wanted if referenced is None else referenced
+        referenced = self._referenced if referenced is None else referenced
         services = {key[2:] for key in referenced if key[:2] == ("", "Service")}
         for key, each in sorted(self.store.objects()):
             if key[:2] == SLICES and (key[2], each.service) not in services:
@@ -242,9 +242,13 @@ class ClusterSource:
         fresh = [(key, each) for key, each in found if each is not None]
         return sorted([*(each for each in given if each[0] not in self.changed_routes), *fresh])
 
-    def places(self) -> dict[str, str]:
+    def resource_versions(self) -> dict[str, str]:
         """The resource version up to which each scope is read, by its text."""
-        return {str(scope): reflector.place for scope, (reflector, _) in self._reflectors.items() if reflector.place}
+        return {
+            str(scope): reflector.resource_version
+            for scope, (reflector, _) in self._reflectors.items()
+            if reflector.resource_version
+        }
 
     def figures(self) -> tuple[int, int]:
         """How many watches there are, and how often one of them was begun again."""
@@ -271,7 +275,7 @@ class ClusterSource:
             while revision != self.store.revision and asyncio.get_running_loop().time() < deadline:
                 revision = self.store.revision
                 await asyncio.sleep(QUIET_S)
-            changed = {key for key in self.store.changed if key[:2] not in _BY_LOOKUP or key in self._wanted}
+            changed = {key for key in self.store.changed if key[:2] not in _BY_LOOKUP or key in self._referenced}
             routes = {key for key in changed if key[:2] == _HTTP_ROUTE}
             is_other = len(routes) < len(changed) or self._has_lost_kinds or self._given is _Given.FROM_DISK
             self._has_lost_kinds = False
@@ -293,7 +297,7 @@ class ClusterSource:
 
     def every_endpoint(self) -> EndpointUpdates:
         """The addresses of all Services that a configuration refers to."""
-        return self._endpoints_of({key[2:] for key in self._wanted if key[:2] == ("", "Service")})
+        return self._endpoints_of({key[2:] for key in self._referenced if key[:2] == ("", "Service")})
 
     def _endpoints_of(self, services: Collection[tuple[str, str]]) -> EndpointUpdates:
         found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}
@@ -303,7 +307,7 @@ class ClusterSource:
                 slices.setdefault((key[2], each.service), []).append(json.loads(each.manifest))
         for namespace, name in services:
             service = self.store.find(("", "Service", namespace, name))
-            if service is None or ("", "Service", namespace, name) not in self._wanted:
+            if service is None or ("", "Service", namespace, name) not in self._referenced:
                 continue
             for port in json.loads(service.manifest)["spec"].get("ports") or ():
                 addresses = ready_endpoints(slices.get((namespace, name), ()), port.get("name") or "")

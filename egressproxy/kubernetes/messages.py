@@ -26,14 +26,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for the objects of a configuration, once they are all read. `wanted` are those to read by reference.
+    """A request for the objects of a configuration, once all are read. `referenced` are those to read by reference.
 
     With `takes_saved` the answer is what was kept on disk if the API server does not answer. With `is_of_routes` it
     has only the objects that changed HTTPRoutes need.
     """
 
     number: int
-    wanted: tuple[Key, ...]
+    referenced: tuple[Key, ...]
     takes_saved: bool = False
     is_of_routes: bool = False
 

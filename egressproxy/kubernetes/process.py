@@ -83,7 +83,7 @@ class _SourceProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._saved: SavedObjects | None = None
         self._given: list[tuple[Key, StoredObject]] | None = None  # what was given last, if not from disk
-        self._places: dict[str, str] = {}  # of what was given last
+        self._versions: dict[str, str] = {}  # of what was given last
         #: The same with the changed HTTPRoutes that were given last.
         self._with_routes: tuple[list[tuple[Key, StoredObject]] | None, dict[str, str]] = None, {}
         self._is_unsaved = False
@@ -124,7 +124,7 @@ class _SourceProcess:
                     self._start(self._keep())
                 self._start(self._write_status(told))
             case messages.RoutesInService():
-                self._given, self._places = self._with_routes
+                self._given, self._versions = self._with_routes
                 self._is_unsaved = True
                 self._start(self._keep())
             case messages.Seen(events):
@@ -137,7 +137,7 @@ class _SourceProcess:
         self._begun = begin
         if begin.state_dir is not None:
             self._saved = saved(begin.state_dir, begin.options.state_key)
-        versions = self._saved.places if self._saved is not None else {}
+        versions = self._saved.resource_versions if self._saved is not None else {}
         self._source = ClusterSource(begin.options, versions, self._send)
         self._start(self._source.run())
         self._start(self._tell_figures())
@@ -160,7 +160,7 @@ class _SourceProcess:
 
     async def _answer(self, asked: messages.Ask) -> None:
         source = self._source
-        source.want(asked.wanted, and_others=asked.is_of_routes)
+        source.want(asked.referenced, and_others=asked.is_of_routes)
         asked_at = time.monotonic()
         while why_not := source.why_not_ready():
             left_s = None
@@ -182,14 +182,14 @@ class _SourceProcess:
             self._give_routes(source, asked)
             return
         packed = source.take()
-        self._given, self._places = list(source.relevant()), source.places()
+        self._given, self._versions = list(source.relevant()), source.resource_versions()
         self._send(messages.Objects(asked.number, packed))
 
     async def _give_late(
         self, source: ClusterSource, asked: messages.Ask, given: list[tuple[Key, StoredObject]]
     ) -> None:
         """Give what was given last again, with the changed HTTPRoutes; and tell when the rest can be had."""
-        self._given, self._places = self._with_changed_routes(source, given)
+        self._given, self._versions = self._with_changed_routes(source, given)
         packed = zlib.compress(lines(each for _, each in self._given), 1)
         self._send(messages.Objects(asked.number, packed, is_late=True))
         while source.why_not_ready():
@@ -198,7 +198,7 @@ class _SourceProcess:
 
     def _give_routes(self, source: ClusterSource, asked: messages.Ask) -> None:
         names = tuple(sorted(f"{namespace}/{name}" for _, _, namespace, name in source.changed_routes))
-        packed = source.take_routes(frozenset(asked.wanted))
+        packed = source.take_routes(frozenset(asked.referenced))
         if self._given is not None:
             self._with_routes = self._with_changed_routes(source, self._given)
         self._send(messages.Objects(asked.number, packed, names))
@@ -207,8 +207,8 @@ class _SourceProcess:
         self, source: ClusterSource, given: list[tuple[Key, StoredObject]]
     ) -> tuple[list[tuple[Key, StoredObject]], dict[str, str]]:
         """What was given last, with the HTTPRoutes as they are by now; and its places."""
-        versions = {scope: at for scope, at in source.places().items() if scope.startswith(_HTTP_ROUTES)}
-        return source.with_changed_routes(given), {**self._places, **versions}
+        versions = {scope: at for scope, at in source.resource_versions().items() if scope.startswith(_HTTP_ROUTES)}
+        return source.with_changed_routes(given), {**self._versions, **versions}
 
     def _tell_endpoints(self) -> None:
         """Send the addresses of all Services, which were rejected with the other objects: Pods may have changed."""
@@ -267,7 +267,7 @@ class _SourceProcess:
                 return
             self._is_unsaved = False
             try:
-                await asyncio.to_thread(save, folder, given, self._places, self._begun.options.state_key)
+                await asyncio.to_thread(save, folder, given, self._versions, self._begun.options.state_key)
             except OSError as error:
                 log.error("the objects cannot be kept on disk: %s (%s)", error.strerror or error, error.filename)
         give_back_memory()

@@ -69,7 +69,7 @@ class Reflector:
         self.is_synced = False  # it was listed once
         self.is_refused = False  # and a person has to do something
         self.restarts = 0
-        self.place = not_before  # the resource version up to which the store has it
+        self.resource_version = not_before  # the resource version up to which the store has it
         self._client = client
         self._store = store
         self.version = version
@@ -151,7 +151,7 @@ class Reflector:
         if self._store.lacks(self.scope, found):
             await asyncio.sleep(CONFIRM_S)
             version, found = await self._pages()
-        elif self.place and not found and not self.is_synced:
+        elif self.resource_version and not found and not self.is_synced:
             version, found = await self._pages()
         self._begin_at(version)
         self._store.replace(self.scope, found)
@@ -162,9 +162,11 @@ class Reflector:
 
     def _begin_at(self, version: str) -> None:
         """Watch from this version on. Raises Stale."""
-        if is_older(version, self.place):
-            raise Stale(f"the API server answers with version {version}, and {self.place} was in force already")
-        self.place = version
+        if is_older(version, self.resource_version):
+            raise Stale(
+                f"the API server answers with version {version}, and {self.resource_version} was in force already"
+            )
+        self.resource_version = version
 
     async def _pages(self) -> tuple[str, dict[Key, StoredObject]]:
         """All pages of a list, and the resource version of the first."""
@@ -203,7 +205,10 @@ class Reflector:
         """Until the server ends it. Raises ApiError, and what is in UNREACHABLE."""
         longest_s = random.uniform(*WATCH_S)  # noqa: S311 (no secret)
         params = self._params(
-            watch="1", allowWatchBookmarks="true", resourceVersion=self.place, timeoutSeconds=str(int(longest_s))
+            watch="1",
+            allowWatchBookmarks="true",
+            resourceVersion=self.resource_version,
+            timeoutSeconds=str(int(longest_s)),
         )
         has_begun = asyncio.get_running_loop().time()
         try:
@@ -231,13 +236,13 @@ class Reflector:
             self._can_watch = False  # whatever it is: from here on, the same may follow for ever
             raise ApiError.of_status(value)
         version = str(value["metadata"]["resourceVersion"])
-        if is_older(version, self.place):
+        if is_older(version, self.resource_version):
             return
         if what != "BOOKMARK":
             if what not in ("ADDED", "MODIFIED", "DELETED"):
                 raise ValueError("an unknown kind of event")
             self._take_object(what, value)
-        self.place = version
+        self.resource_version = version
         self._tell("")
         self._on_change()
 

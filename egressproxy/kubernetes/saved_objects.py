@@ -32,10 +32,10 @@ _NONCE_BYTES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class SavedObjects:
-    """`packed` is as `ClusterSource.take` gives it; `places` are the resource versions of scopes, by their text."""
+    """`packed` is as `ClusterSource.take` gives it; `resource_versions` are those of scopes, by their text."""
 
     packed: bytes = field(repr=False)
-    places: Mapping[str, str]
+    resource_versions: Mapping[str, str]
 
 
 def save(

@@ -40,11 +40,11 @@ CLOSE_TIMEOUT_S: Final = 2.0
 MAX_TEXT: Final = 8192
 
 #: How many shared parts of lines are kept: more than nearly every configuration has routes and identities.
-MAX_PLACES: Final = 16_384
+MAX_SHARED_PARTS: Final = 16_384
 #: What the log calls the fields of a CallerIdentity that stand there only where they are known, in their order.
 _IDENTITY_KEYS: Final = ("origin_client", "origin_gateway", "identity", "identity_source")
 #: kind, gateway, listener, route, backend, the key of the client's identity, and the series, which has the policy.
-_Place = tuple[str, str, str, str, str, str, Series | None]
+_PartKey = tuple[str, str, str, str, str, str, Series | None]
 _OK: Final = Reason.OK
 #: Envoy's response flags for our reasons, so that dashboards made for Envoy's access log read ours. Reasons without a
 #: flag in Envoy (a denial by policy, an operator's mistake) have none: `reason` is better than a flag that nearly fits.
@@ -126,7 +126,7 @@ class AccessLog:
         "_logged",
         "_millisecond",
         "_moment",
-        "_places",
+        "_shared_parts",
         "_size",
         "_stamps",
         "_timer",
@@ -154,7 +154,7 @@ class AccessLog:
         self._stamps: dict[int, str] = {}
         self._millisecond = -1  # of the last line, and how it is written
         self._moment = ""
-        self._places: dict[_Place, str] = {}
+        self._shared_parts: dict[_PartKey, str] = {}
         self._denials_second = -1
         self._denials = 0
         self._logged = PerClientQuota(max_denials_per_s, most_of(max_denials_per_s))  # of them, in this second
@@ -255,7 +255,7 @@ class AccessLog:
             exchange.identity.key,
             exchange.series,
         )
-        place = self._places.get(key) or self._place(key, exchange.identity)
+        shared = self._shared_parts.get(key) or self._shared_part(key, exchange.identity)
         method = _METHODS.get(exchange.method)
         authority = exchange.authority
         where = authority.text if authority is not None else "-"
@@ -281,18 +281,18 @@ class AccessLog:
         ):
             if exchange.grpc_status >= 0:
                 rest = f'{rest[:-2]},"grpc_status":"{GRPC_NAMES[exchange.grpc_status]}"}}\n'
-            return self._moment + place + rest
+            return self._moment + shared + rest
         return self._explained(exchange)
 
-    def _place(self, key: _Place, identity: CallerIdentity) -> str:
+    def _shared_part(self, key: _PartKey, identity: CallerIdentity) -> str:
         """The shared part of a line: names of the configuration, and the client's identity."""
-        if len(self._places) >= MAX_PLACES:
-            self._places.clear()
+        if len(self._shared_parts) >= MAX_SHARED_PARTS:
+            self._shared_parts.clear()
         *where, _, series = key
         keys = ("kind", "gateway", "listener", "route", "backend")
         fields = {**dict(zip(keys, where, strict=True)), **_identity(identity), **_decision(series)}
-        place = self._places[key] = _dumps(fields)[1:-2] + ","
-        return place
+        shared = self._shared_parts[key] = _dumps(fields)[1:-2] + ","
+        return shared
 
     def _explained(self, exchange: Exchange) -> str:
         values = self._values(exchange)

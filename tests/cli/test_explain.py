@@ -156,7 +156,7 @@ def test_endpoints_are_shown_with_their_health():
         ],
         "openCircuits": ["maxConnections"],
     }
-    assert list(explanation._way(backend)) == [
+    assert list(explanation._upstream(backend)) == [
         ("  endpoint", "ejected   10.0.0.1:80, for 12.5 s more", "red"),
         ("  endpoint", "healthy   10.0.0.2:80", ""),
         ("  circuits", "open: maxConnections", "red"),

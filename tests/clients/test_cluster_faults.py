@@ -27,7 +27,7 @@ WANTED = {
     ("", "Secret", "team", "cert"), ("", "ConfigMap", "team", "ca"), ("", "ConfigMap", "team", "own-ca"),
     ("", "Service", "team", "two"), ("", "Pod", "", ""), ("", "Namespace", "", ""),
 }  # fmt: skip
-NEEDS = Needs(wanted=WANTED, classes=("mine",))
+NEEDS = Needs(referenced=WANTED, classes=("mine",))
 #: With all of which nothing is served: a policy that is not read may be one that denies.
 CLOSES = {"gateway.networking.k8s.io", "egressproxy.io"}
 CLOSED = {"404", "500", "502", "503", "closed", "grpc 12", "grpc 14"}

@@ -72,7 +72,7 @@ def can(server: RealApiServer, verb: str, group: str, resource: str, namespace: 
 
 def test_all_that_is_listed_is_permitted(server: RealApiServer):
     asked = 0
-    for namespace, rules in needed(Needs(wanted=WANTED)).items():
+    for namespace, rules in needed(Needs(referenced=WANTED)).items():
         for rule in rules:
             for resource in rule.resources:
                 for verb in rule.verbs:

@@ -54,7 +54,7 @@ def test_status_is_written_of_what_has_one():
 def test_nothing_else_is_asked_for():
     resources = {
         (rule.group, each)
-        for rules in needed(Needs(wanted={SECRET, PODS})).values()
+        for rules in needed(Needs(referenced={SECRET, PODS})).values()
         for rule in rules
         for each in rule.resources
     }
@@ -63,7 +63,7 @@ def test_nothing_else_is_asked_for():
 
 
 def test_secrets_and_config_maps_are_read_by_name_in_their_namespace():
-    rules = needed(Needs(wanted={SECRET, ROOTS}))
+    rules = needed(Needs(referenced={SECRET, ROOTS}))
     assert permits(rules, "get", "secrets", "team", "key")
     assert permits(rules, "watch", "configmaps", "team", "roots")
     for namespace, name in (("team", "other"), ("team", ""), ("other", "key")):
@@ -71,16 +71,16 @@ def test_secrets_and_config_maps_are_read_by_name_in_their_namespace():
 
 
 def test_what_a_configuration_does_not_use_is_not_asked_for():
-    rules = needed(Needs(wanted=set()))
+    rules = needed(Needs(referenced=set()))
     for resource in (
         "pods", "namespaces", "services", "endpointslices.discovery.k8s.io", "clustertrustbundles.certificates.k8s.io",
     ):  # fmt: skip
         assert not permits(rules, "list", resource, "any", "x"), resource
-    rules = needed(Needs(wanted={("", "Service", "team", "web"), ("", "Namespace", "", "team")}))
+    rules = needed(Needs(referenced={("", "Service", "team", "web"), ("", "Namespace", "", "team")}))
     for resource in ("namespaces", "services", "endpointslices.discovery.k8s.io"):
         assert permits(rules, "list", resource, "any"), resource
     bundle: Key = ("certificates.k8s.io", "ClusterTrustBundle", "", "roots")
-    rules = needed(Needs(wanted={PODS, bundle}))
+    rules = needed(Needs(referenced={PODS, bundle}))
     assert permits(rules, "list", "pods", "any")
     assert permits(rules, "get", "clustertrustbundles.certificates.k8s.io", "", "roots")
     assert not permits(rules, "list", "clustertrustbundles.certificates.k8s.io", "", "others")
@@ -88,7 +88,7 @@ def test_what_a_configuration_does_not_use_is_not_asked_for():
 
 def test_watched_namespaces_have_roles_of_their_own():
     web: Key = ("", "Service", "a", "web")
-    rules = needed(Needs(namespaces=("a", "b", "team"), wanted={SECRET, PODS, web}, published=("edge", "gateway")))
+    rules = needed(Needs(namespaces=("a", "b", "team"), referenced={SECRET, PODS, web}, published=("edge", "gateway")))
     for namespace, holds in (("a", True), ("b", True), ("c", False)):
         for resource in ("gateways.gateway.networking.k8s.io", "services", "pods", "endpointslices.discovery.k8s.io"):
             assert permits(rules, "watch", resource, namespace) is holds, (resource, namespace)
@@ -100,13 +100,13 @@ def test_watched_namespaces_have_roles_of_their_own():
     assert permits(rules, "create", "events.events.k8s.io", "default")
     assert not permits(rules, "list", "services", "default")
     # What is outside is not read, whatever refers to it.
-    assert not permits(needed(Needs(namespaces=("a",), wanted={SECRET})), "get", "secrets", "team", "key")
+    assert not permits(needed(Needs(namespaces=("a",), referenced={SECRET})), "get", "secrets", "team", "key")
 
 
 def test_a_selector_reads_all_secrets_where_it_looks():
-    everywhere = needed(Needs(wanted={SECRET}, has_selector=True))
+    everywhere = needed(Needs(referenced={SECRET}, has_selector=True))
     assert permits(everywhere, "list", "secrets", "any", "other")
-    rules = needed(Needs(namespaces=("a",), wanted={SECRET}, has_selector=True))
+    rules = needed(Needs(namespaces=("a",), referenced={SECRET}, has_selector=True))
     assert permits(rules, "list", "secrets", "a", "other")
     assert not permits(rules, "list", "secrets", "team", "other")
     assert not permits(rules, "get", "secrets", "team", "key")
@@ -152,7 +152,7 @@ def test_a_right_that_is_missing_is_told_with_its_rule(asked: tuple[str, str, st
 
 
 def test_what_is_told_is_what_is_printed():
-    for rules in needed(Needs(wanted={SECRET, ROOTS, PODS})).values():
+    for rules in needed(Needs(referenced={SECRET, ROOTS, PODS})).values():
         for rule in rules:
             for resource in rule.resources:
                 found = permitting(rule.verbs[-1], rule.group, resource, *rule.names[:1])

@@ -48,7 +48,7 @@ class Source:
 
     def __init__(self) -> None:
         self.changed_routes = {ROUTE}
-        self.place = "7"
+        self.resource_version = "7"
         self.is_back = asyncio.Event()
 
     def want(self, _keys: object, *, and_others: bool) -> None: ...
@@ -64,8 +64,8 @@ class Source:
     def take_routes(self, _wanted: object) -> bytes:
         return b"part"
 
-    def places(self) -> dict[str, str]:
-        return {"httproutes.gateway.networking.k8s.io": self.place, "egresspolicies.egressproxy.io": "8"}
+    def resource_versions(self) -> dict[str, str]:
+        return {"httproutes.gateway.networking.k8s.io": self.resource_version, "egresspolicies.egressproxy.io": "8"}
 
 
 async def test_what_was_given_last_has_the_routes_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -77,21 +77,21 @@ async def test_what_was_given_last_has_the_routes_as_they_are(tmp_path: Path, mo
     process._source = source = Source()
     process._begun = messages.Begin(ClusterOptions(), tmp_path, "info", "text")
     process._given = [(ROUTE, stored("old")), (("", "ConfigMap", "agents", "c"), stored("kept"))]
-    process._places = {"egresspolicies.egressproxy.io": "5"}
+    process._versions = {"egresspolicies.egressproxy.io": "5"}
     process._give_routes(process._source, messages.Ask(1, (), is_of_routes=True))
     process._on_frame(messages.encode(messages.RoutesInService()), [])
     await until(lambda: (tmp_path / ".cluster-objects").exists())
     kept = saved(tmp_path, None)
     assert kept is not None
     assert zlib.decompress(kept.packed) == b"kept\nnew"
-    assert kept.places == {"httproutes.gateway.networking.k8s.io": "7", "egresspolicies.egressproxy.io": "5"}
+    assert kept.resource_versions == {"httproutes.gateway.networking.k8s.io": "7", "egresspolicies.egressproxy.io": "5"}
     process._given = [(ROUTE, stored("old"))]
-    source.place = "9"
+    source.resource_version = "9"
     process._on_frame(messages.encode(messages.Ask(2, ())), [])
     await until(lambda: len(told) == 2)
     assert told == [messages.Objects(1, b"part", ("agents/r",)), messages.Objects(2, told[1].packed, is_late=True)]
     assert zlib.decompress(told[1].packed) == b"new"
-    assert process._places["httproutes.gateway.networking.k8s.io"] == "9"
+    assert process._versions["httproutes.gateway.networking.k8s.io"] == "9"
     source.is_back.set()  # what else has changed was told while nobody could have it
     await until(lambda: len(told) == 3)
     assert told[2] == messages.Changed()

@@ -38,7 +38,7 @@ class Source:
     def relevant(self) -> list[Any]:
         return []
 
-    def places(self) -> dict[str, str]:
+    def resource_versions(self) -> dict[str, str]:
         return {}
 
     def problems(self) -> list[str]:

@@ -26,7 +26,7 @@ def test_secrets_are_left_out_without_a_key(tmp_path):
     assert b"c2VjcmV0" not in (tmp_path / FILE).read_bytes()
     found = saved(tmp_path, None)
     assert zlib.decompress(found.packed) == GATEWAY[1].manifest
-    assert found.places == PLACES
+    assert found.resource_versions == PLACES
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 

@@ -200,7 +200,7 @@ def problem_at(
     code: str = "Invalid",
 ) -> Problem:
     """A problem of one field of an object (or of its key), with file, line and column if they are known."""
-    line, column = resource.origin.place_of(field_path, key=on_key)
+    line, column = resource.origin.location_of(field_path, key=on_key)
     return Problem(resource.origin.file, line, column, str(resource), field_path, message, remedy, severity, code)
 
 

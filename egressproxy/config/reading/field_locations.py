@@ -15,20 +15,20 @@ def _patterns(text: str) -> tuple[tuple[str | None, ...], ...]:
     return tuple(tuple(step or None for step in path.replace("[]", ".").split(".")) for path in text.split())
 
 
-#: Fields whose places are kept, with those of all fields below: what they say is judged after the documents are gone.
+#: Fields whose locations are kept, with those of all fields below: they are judged after the documents are gone.
 _FIELDS = (
     "extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "processors", "targetRefs",
 )  # fmt: skip
-#: The places of matches that have regular expressions are kept, too.
+#: The locations of matches that have regular expressions are kept, too.
 (_MATCHES,) = _patterns("spec.rules[].matches[]")
 #: Where rules of routes refer to backends, or have filters, which may.
 _RULES = _patterns("spec.rules[].backendRefs[] spec.rules[].filters[]")
 #: Where a Backend refers to others (of type Failover), and to certificates.
 _OF_BACKEND = _patterns("spec.destination.failover.endpoints[].backendRef") + tuple(
     pattern
-    for place in ("spec", "spec.destination", "spec.destination.fqdn", "spec.destination.ports[]")
+    for holder in ("spec", "spec.destination", "spec.destination.fqdn", "spec.destination.ports[]")
     for field in ("caBundleRef", "crlRefs", "clientCertificateRef")
-    for pattern in _patterns(f"{place}.tls.{field} {place}.tls.{field}[]")
+    for pattern in _patterns(f"{holder}.tls.{field} {holder}.tls.{field}[]")
 )
 #: Where an EgressPolicy says from what clients are known.
 _IDENTITY = _patterns(
@@ -56,13 +56,15 @@ def field_locations(document: Document) -> dict[str, Spot]:
         alone += [path for pattern in _IDENTITY for path, _ in _found(value, pattern)]
     if value.get("kind") == "FilterType":
         alone += [path for pattern in _OF_FILTER_TYPE for path, _ in _found(value, pattern)]
-    places: dict[str, Spot] = {
-        path_text(path): (*place, *of_key) for field in whole for path, place, of_key in document.places(field)
+    locations: dict[str, Spot] = {
+        path_text(path): (*location, *of_key)
+        for field in whole
+        for path, location, of_key in document.located_fields(field)
     }
     for path in alone:
-        place = document.place_of(path)
-        places[path_text(path)] = (*place, *place)
-    return places
+        location = document.location_of(path)
+        locations[path_text(path)] = (*location, *location)
+    return locations
 
 
 def _found(value: Any, pattern: Sequence[str | None]) -> list[tuple[FieldPath, Any]]:

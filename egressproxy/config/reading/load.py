@@ -312,14 +312,14 @@ class _ManifestReader:
             if isinstance(part, Document):
                 self._read_document(part)
             else:
-                self._add_unreadable(Problem(file, *part.place, "", "", part.message, part.remedy))
+                self._add_unreadable(Problem(file, *part.location, "", "", part.message, part.remedy))
             del part  # before the next document is read
         self.problems[before:] = sorted(self.problems[before:], key=lambda problem: (problem.line, problem.column))
 
     def _read_document(self, document: Document) -> None:
         value = document.value
         for fault in document.faults:
-            self._add(document, (), fault.message, fault.remedy, fault.place)
+            self._add(document, (), fault.message, fault.remedy, fault.location)
         if value is None:
             return
         items = value.get("items") if isinstance(value, dict) else None
@@ -341,7 +341,7 @@ class _ManifestReader:
             self._add_problems(error, kind, document)
             self.broken.add(value, _object_name(value), is_namespaced=kind.NAMESPACED)
             return
-        origin = replace(self._origin, line=document.place_of(()).line, places=field_locations(document))
+        origin = replace(self._origin, line=document.location_of(()).line, locations=field_locations(document))
         made.written(value, origin)
         first = self.objects.setdefault(made.key, made)
         if first is not made:
@@ -359,7 +359,7 @@ class _ManifestReader:
         """Warn of a cluster-scoped object with a namespace, which an API server drops silently."""
         path, namespace = ("metadata", "namespace"), made.metadata.namespace
         message = f"a {made.KIND} has no namespace: it holds in all of them, and not in {namespace} alone"
-        location = document.place_of(path, key=True)
+        location = document.location_of(path, key=True)
         problem = Problem(self._origin.file, *location, str(made), path_text(path), message, "remove namespace")
         self.warnings.append(replace(problem, severity=Severity.WARNING, code="NamespaceIgnored"))
 
@@ -385,7 +385,7 @@ class _ManifestReader:
         if not left_out and is_foreign(api_version, kind):
             left_out, is_missed = foreign_kind(api_version, kind, value.get("spec"))
         if left_out:
-            location = document.place_of(("kind",))
+            location = document.location_of(("kind",))
             severity = Severity.UNSERVED if is_missed else Severity.NOTE
             named = _object_name(value)
             self.warnings.append(
@@ -404,13 +404,13 @@ class _ManifestReader:
             on_key = on_key or details["type"] == "extra_forbidden"
             show = kind is not Secret
             message, remedy = explain(details, kind, path, document.written(path) if show else None, show)
-            self._add(document, path, message, remedy, document.place_of(path, key=on_key))
+            self._add(document, path, message, remedy, document.location_of(path, key=on_key))
 
     def _add(
         self, document: Document, path: FieldPath, message: str, remedy: str, location: SourceLocation | None = None
     ) -> None:
         """Add a problem of the field at this path, by default located at its value."""
-        location = location or document.place_of(path)
+        location = location or document.location_of(path)
         named = _object_name(document.value)
         self.problems.append(Problem(self._origin.file, *location, named, path_text(path), message, remedy))
 

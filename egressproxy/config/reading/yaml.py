@@ -61,7 +61,7 @@ PlacedField = tuple[FieldPath, SourceLocation, SourceLocation]
 class Fault:
     """An error in the text itself."""
 
-    place: SourceLocation
+    location: SourceLocation
     message: str
     remedy: str = ""
 
@@ -79,21 +79,21 @@ class Document:
         """The document at `value[key][index]`."""
         return Document(self._find((key, index))[1], self.value[key][index], (), self.has_nulls)
 
-    def place_of(self, path: Sequence[str | int], *, key: bool = False) -> SourceLocation:
+    def location_of(self, path: Sequence[str | int], *, key: bool = False) -> SourceLocation:
         """The location of the field at this path: its value, or its key; if missing, the nearest parent."""
         key_node, node, _ = self._find(path)
-        return _place(key_node if key and key_node is not None else node)
+        return _location(key_node if key and key_node is not None else node)
 
     def written(self, path: Sequence[str | int]) -> str | None:
         """The source text of the scalar at this path, None if it is no scalar or missing."""
         _, node, depth = self._find(path)
         return node.value if depth == len(path) and isinstance(node, ScalarNode) else None
 
-    def places(self, path: FieldPath) -> Iterator[PlacedField]:
+    def located_fields(self, path: FieldPath) -> Iterator[PlacedField]:
         """The field at this path and all below it."""
         key_node, node, depth = self._find(path)
         if depth == len(path):
-            yield from _places(path, key_node, node)
+            yield from _located_fields(path, key_node, node)
 
     def _find(self, path: Sequence[str | int]) -> tuple[Node | None, Node, int]:
         key_node: Node | None = None
@@ -221,9 +221,9 @@ class _Loader(_Parser):
         self.nodes += 1
         self.depth += 1
         if self.nodes > MAX_NODES:
-            raise _Refused(_place(current_node), f"more than {MAX_NODES} values in one file", "split the file")
+            raise _Refused(_location(current_node), f"more than {MAX_NODES} values in one file", "split the file")
         if self.depth > MAX_DEPTH:
-            raise _Refused(_place(current_node), _TOO_DEEP, _TOO_DEEP_REMEDY)
+            raise _Refused(_location(current_node), _TOO_DEEP, _TOO_DEEP_REMEDY)
 
     def ascend_resolver(self) -> None:
         self.depth -= 1
@@ -279,13 +279,13 @@ def _value(node: Node, faults: list[Fault]) -> Any:
     made: dict[str, Any] = {}
     for key_node, child in node.value:
         if not isinstance(key_node, ScalarNode):
-            faults.append(Fault(_place(key_node), "a key has to be text", "quote values that start with { or ["))
+            faults.append(Fault(_location(key_node), "a key has to be text", "quote values that start with { or ["))
             continue
         key = key_node.value
         if key in made:
             first = next(k for k, _ in node.value if k.value == key)
-            message = f"the key {key} stands twice, first on line {_place(first).line}"
-            faults.append(Fault(_place(key_node), message, "keep one of them"))
+            message = f"the key {key} stands twice, first on line {_location(first).line}"
+            faults.append(Fault(_location(key_node), message, "keep one of them"))
         made[key] = _value(child, faults)
     return made
 
@@ -308,7 +308,7 @@ def _merge(node: MappingNode, faults: list[Fault]) -> None:
         for source in child.value if isinstance(child, SequenceNode) else (child,):
             if not isinstance(source, MappingNode):
                 faults.append(
-                    Fault(_place(key), "<< merges mappings alone", "write an alias of a mapping, or a list of them")
+                    Fault(_location(key), "<< merges mappings alone", "write an alias of a mapping, or a list of them")
                 )
                 continue
             if any(_is_merge(each) for each, _ in source.value):
@@ -337,7 +337,7 @@ def _scalar(node: ScalarNode, faults: list[Fault]) -> Any:
 def _tag_fault(node: Node) -> Fault:
     # A local tag may be a mistyped secret (`password: !x`), so errors name only public tags.
     name = f"the tag !!{node.tag.removeprefix(_PREFIX)}" if node.tag.startswith(_PREFIX) else "a tag of your own"
-    return Fault(_place(node), f"{name} is not possible here", "write plain values; quote text that starts with !")
+    return Fault(_location(node), f"{name} is not possible here", "write plain values; quote text that starts with !")
 
 
 def _check_aliases(root: Node, written: int) -> None:
@@ -350,14 +350,14 @@ def _check_aliases(root: Node, written: int) -> None:
         known = sizes.get(id(node))
         if known is not None:
             if not known:
-                raise _Refused(_place(node), "an alias contains itself", "write the values out")
+                raise _Refused(_location(node), "an alias contains itself", "write the values out")
             return known
         sizes[id(node)] = 0
         total = 1
         for child in node.value:
             total += size(child[0]) + size(child[1]) if isinstance(child, tuple) else size(child)
         if total > written + MAX_ALIASED_NODES:
-            raise _Refused(_place(node), "aliases multiply the file beyond all bounds", "write the values out")
+            raise _Refused(_location(node), "aliases multiply the file beyond all bounds", "write the values out")
         sizes[id(node)] = total
         return total
 
@@ -381,16 +381,16 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
     return Fault(location, f"not YAML: {problem}", "check brackets, quotes and indentation up to this place")
 
 
-def _places(path: FieldPath, key_node: Node | None, node: Node) -> Iterator[PlacedField]:
-    yield path, _place(node), _place(key_node if key_node is not None else node)
+def _located_fields(path: FieldPath, key_node: Node | None, node: Node) -> Iterator[PlacedField]:
+    yield path, _location(node), _location(key_node if key_node is not None else node)
     if isinstance(node, MappingNode):
         for key, child in node.value:
-            yield from _places((*path, key.value), key, child)
+            yield from _located_fields((*path, key.value), key, child)
     elif isinstance(node, SequenceNode):
         for index, child in enumerate(node.value):
-            yield from _places((*path, index), None, child)
+            yield from _located_fields((*path, index), None, child)
 
 
-def _place(node: Node | None) -> SourceLocation:
+def _location(node: Node | None) -> SourceLocation:
     mark = node.start_mark if node is not None else None
     return SourceLocation(mark.line + 1, mark.column + 1) if mark is not None else SourceLocation()

@@ -50,7 +50,7 @@ class OpenModel(Model):
 class Origin:
     """The origin of an object: `file` as given or found, `line` from 1; both empty for objects made in code.
 
-    `places` has the fields, by path, that are checked only later. `is_from_api`: written through the admin API, whose
+    `locations` has the fields, by path, that are checked later. `is_from_api`: written through the admin API, whose
     users have fewer rights than the operator's files. `is_from_cluster`: from an API server, which has accepted the
     object already, so it cannot be refused and must not block others. `time` is the file's modification time in RFC
     3339, "" if unknown.
@@ -58,7 +58,7 @@ class Origin:
 
     file: str = ""
     line: int = 0
-    places: Mapping[str, Spot] = field(default_factory=dict, compare=False, repr=False)
+    locations: Mapping[str, Spot] = field(default_factory=dict, compare=False, repr=False)
     is_from_api: bool = field(default=False, compare=False)
     is_from_cluster: bool = field(default=False, compare=False)
     time: str = field(default="", compare=False)
@@ -68,16 +68,16 @@ class Origin:
         """Whether a command-line option created the object, from files or variables instead of a manifest."""
         return bool(self.file) and not self.line
 
-    def place_of(self, path: str, *, key: bool = False) -> tuple[int, int]:
+    def location_of(self, path: str, *, key: bool = False) -> tuple[int, int]:
         """Line and column of a field's value (or of its key), else of the nearest field above; (0, 0) without file."""
         if not self.file:
             return 0, 0
-        while path and path not in self.places:
+        while path and path not in self.locations:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
             key = False
         if not path:
             return self.line, 1
-        spot = self.places[path]
+        spot = self.locations[path]
         return spot[2:] if key else spot[:2]
 
     def __str__(self) -> str:

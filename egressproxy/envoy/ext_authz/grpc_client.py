@@ -28,7 +28,7 @@ class GrpcAuthzClient:
     def __init__(self, spec: ExternalAuthIR, cluster: Cluster, chain: Chain) -> None:
         self._cluster = cluster
         self._chain = chain
-        self._wanted = frozenset(name.encode() for name in spec.allowed_headers)
+        self._allowed = frozenset(name.encode() for name in spec.allowed_headers)
 
     async def check(self, exchange: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
         message = framed(
@@ -56,9 +56,9 @@ class GrpcAuthzClient:
             known = headers.get(name)
             separator = b"; " if name == b"cookie" else b","
             headers[name] = value if known is None else known + separator + value
-        if self._wanted:
-            headers = {name: value for name, value in headers.items() if name in self._wanted}
-            if b"host" in self._wanted:
+        if self._allowed:
+            headers = {name: value for name, value in headers.items() if name in self._allowed}
+            if b"host" in self._allowed:
                 headers[b"host"] = host
         return HttpAttributes(
             exchange.request_id, request.method, headers, request.path, host, exchange.scheme,

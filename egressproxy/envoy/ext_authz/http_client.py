@@ -32,14 +32,14 @@ class HttpAuthzClient:
         self._cluster = cluster
         self._chain = chain
         self._prefix = spec.path.encode().rstrip(b"/")
-        self._wanted = tuple(dict.fromkeys((b"authorization", *(name.encode() for name in spec.allowed_headers))))
+        self._allowed = tuple(dict.fromkeys((b"authorization", *(name.encode() for name in spec.allowed_headers))))
         copied = (name.encode() for name in spec.allowed_response_headers)
         self._copied = tuple(name for name in copied if not is_ours(name))
         self._copies_all = not spec.allowed_response_headers
 
     async def check(self, exchange: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
         asked = exchange.request.fields
-        shown = Fields.of((name, value) for name in self._wanted for value in asked.get_all(name))
+        shown = Fields.of((name, value) for name in self._allowed for value in asked.get_all(name))
         head = RequestHead(exchange.request.method, exchange.request.target, shown)
         head.path = self._path(exchange.request.path)
         head.body = len(body)

@@ -42,8 +42,8 @@ class Watches:
         self._is_over = False
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place that a watch takes for as long as it lasts. Raises ApiError(429) where all are taken."""
+    def slot(self) -> Iterator[None]:
+        """A slot that a watch takes for as long as it lasts. Raises ApiError(429) where all are taken."""
         if self._open >= MAX_WATCHES:
             message = f"{MAX_WATCHES} watches are open; close one, or try later"
             raise ApiError(429, "TooManyRequests", message, retry_after_s=5)

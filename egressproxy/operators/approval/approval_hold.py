@@ -106,7 +106,7 @@ class _Hold:
         self.decided: asyncio.Future[HoldDecision] = asyncio.get_running_loop().create_future()
 
     @property
-    def place(self) -> HoldPlace:
+    def position(self) -> HoldPlace:
         """The position in the order of expiry."""
         return self.deadline, self.description["id"]
 
@@ -308,7 +308,7 @@ class ApprovalHold(Filter):
     def waiting(self, page: HoldPage) -> tuple[int, list[_Hold], int]:
         """The number of held requests; those of this page, soonest expiry first; and the number after this page."""
         held = list((self._of_owner.get(page.identity, {}) if page.identity else self._waiting).values())
-        begin = bisect_right(held, page.after, key=lambda hold: hold.place)
+        begin = bisect_right(held, page.after, key=lambda hold: hold.position)
         shown = held[begin : begin + page.limit]
         return len(held), shown, len(held) - begin - len(shown)
 
@@ -347,7 +347,7 @@ def holds(
     found = [each for _, each in filters if isinstance(each, ApprovalHold)]
     decided = sum(each.decide(decision) for each in found) if decision is not None else 0
     states = [each.waiting(page) for each in found]
-    every = list(merge(*(shown for _, shown, _ in states), key=lambda hold: hold.place))
+    every = list(merge(*(shown for _, shown, _ in states), key=lambda hold: hold.position))
     now = time.monotonic()
     return {
         "holds": [hold.to_dict(now) for hold in every[: page.limit]],

@@ -258,7 +258,7 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
     if backend.denied is not None:
         made["wouldDeny"] = render.error_values(backend.denied.error())
     try:
-        await _describe_way(made, decided, backend.cluster)
+        await _describe_upstream(made, decided, backend.cluster)
         if not exchange.is_tunnel:
             exchange.backend, exchange.backend_is_secure = backend.name, made["tls"] is not None
             target = backend.cluster.tunnel_target(exchange)
@@ -274,7 +274,7 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
     return made
 
 
-async def _describe_way(made: dict[str, Any], decided: Decision, cluster: Cluster) -> None:
+async def _describe_upstream(made: dict[str, Any], decided: Decision, cluster: Cluster) -> None:
     """Fill in names, addresses and TLS, in the order of a dial. Raises what a dial would raise before it dials."""
     exchange = decided.exchange
     backend = cluster.spec.backend
@@ -336,7 +336,7 @@ async def _describe_parent(made: dict[str, Any], decided: Decision, cluster: Clu
         values["protocol"] = parent.spec.backend.protocol.value
     if cluster.spec.backend.parent_identity_key is not None:
         values["identity"] = "signed"
-    await _describe_way(values, decided, parent)
+    await _describe_upstream(values, decided, parent)
     tls = parent.spec.backend.tls
     if tls is not None:  # that of a tunnel's client is not ours, that to the parent is
         values["tls"] = _tls_values(tls, parent, values.get("host", ""))

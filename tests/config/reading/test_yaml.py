@@ -70,29 +70,29 @@ def test_keys_are_text_as_written() -> None:
 def test_a_field_knows_its_place() -> None:
     (document,) = read("a:\n  - b: 1\n    cc: x\n")
     assert isinstance(document, Document)
-    assert document.place_of(("a", 0, "cc")) == SourceLocation(3, 9)
-    assert document.place_of(("a", 0, "cc"), key=True) == SourceLocation(3, 5)
+    assert document.location_of(("a", 0, "cc")) == SourceLocation(3, 9)
+    assert document.location_of(("a", 0, "cc"), key=True) == SourceLocation(3, 5)
     assert document.written(("a", 0, "b")) == "1"
 
 
 def test_a_missing_field_is_placed_at_its_nearest_parent() -> None:
     (document,) = read("a:\n  - b: 1\n")
     assert isinstance(document, Document)
-    assert document.place_of(("a", 0, "missing")) == SourceLocation(2, 5)
-    assert document.place_of(("a", 7)) == SourceLocation(2, 3)
+    assert document.location_of(("a", 0, "missing")) == SourceLocation(2, 5)
+    assert document.location_of(("a", 7)) == SourceLocation(2, 3)
     assert document.written(("a", 0, "missing")) is None
 
 
 def test_the_places_of_a_part_are_those_of_its_fields() -> None:
     (document,) = read("a:\n  - b: 1\n    cc: x\n")
     assert isinstance(document, Document)
-    assert list(document.places(("a",))) == [
+    assert list(document.located_fields(("a",))) == [
         (("a",), SourceLocation(2, 3), SourceLocation(1, 1)),
         (("a", 0), SourceLocation(2, 5), SourceLocation(2, 5)),
         (("a", 0, "b"), SourceLocation(2, 8), SourceLocation(2, 5)),
         (("a", 0, "cc"), SourceLocation(3, 9), SourceLocation(3, 5)),
     ]
-    assert list(document.places(("missing",))) == []
+    assert list(document.located_fields(("missing",))) == []
 
 
 def test_documents_are_read_one_by_one_and_empty_ones_left_out() -> None:
@@ -106,12 +106,12 @@ def test_documents_before_a_syntax_error_are_still_read() -> None:
     first, second = read("a: 1\n---\nb: [1\n")
     assert isinstance(first, Document)
     assert isinstance(second, Fault)
-    assert second.place == SourceLocation(4, 1)
+    assert second.location == SourceLocation(4, 1)
 
 
 def test_a_key_that_stands_twice_is_named_with_both_lines() -> None:
     found = fault("a: 1\nb: 2\na: 3\n")
-    assert found.place == SourceLocation(3, 1)
+    assert found.location == SourceLocation(3, 1)
     assert "a stands twice, first on line 1" in found.message
 
 
@@ -130,7 +130,7 @@ def test_a_local_tag_is_not_repeated_since_it_may_be_a_secret() -> None:
 def test_an_alias_without_anchor_is_not_repeated_since_it_may_be_a_secret() -> None:
     found = fault("password: *hunter2\n")
     assert "hunter2" not in found.message + found.remedy
-    assert found.place.line == 1
+    assert found.location.line == 1
 
 
 @pytest.mark.parametrize("text", ["a: [*.test]", "a:\n  - *.test\n", "a: *.test"])
@@ -143,7 +143,7 @@ def test_a_wildcard_without_quotes_is_told_to_be_quoted_and_not_repeated(text: s
 @pytest.mark.parametrize(("text", "line"), [("a:\n\tb: 1", 2), ("ä: 1\nb:\n  c: 1\n\td: 1", 4), ("\ta: 1", 1)])
 def test_a_tab_is_called_a_tab(text: str, line: int) -> None:
     found = fault(text)
-    assert (found.place, found.remedy) == (SourceLocation(line, 1), "indent with blanks")
+    assert (found.location, found.remedy) == (SourceLocation(line, 1), "indent with blanks")
 
 
 def test_anchors_and_aliases_work() -> None:
@@ -187,7 +187,7 @@ def test_merge_keys_are_those_of_yaml_1_1(text: str, merged: dict[str, Any]) -> 
 
 def test_what_cannot_be_merged_is_told_at_its_place_and_aliases_stay_bounded() -> None:
     found = fault("a: &a 1\nb: {<<: *a}\n")
-    assert (found.place.line, found.message) == (2, "<< merges mappings alone")
+    assert (found.location.line, found.message) == (2, "<< merges mappings alone")
     assert "contains itself" in fault("a: &a {<<: *a}\n").message
     bomb = "a0: &a0 {x: [1, 2, 3, 4, 5, 6, 7, 8, 9]}\n"
     bomb += "".join(f"a{i}: &a{i} {{<<: *a{i - 1}, k{i}: [{','.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 30))
@@ -196,7 +196,7 @@ def test_what_cannot_be_merged_is_told_at_its_place_and_aliases_stay_bounded() -
 
 def test_the_place_of_a_merged_field_is_where_it_is_written() -> None:
     (document,) = read("a: &a\n  x: 1\nb:\n  <<: *a\n  y: 2\n")
-    assert document.place_of(("b", "x")) == SourceLocation(2, 6)
+    assert document.location_of(("b", "x")) == SourceLocation(2, 6)
     assert document.written(("b", "y")) == "2"
 
 
@@ -220,7 +220,7 @@ def test_what_is_no_text_is_refused(data: bytes, message: str) -> None:
 
 
 def test_a_wrong_octet_is_placed() -> None:
-    assert fault(b"a: 1\nb: \xff\n").place == SourceLocation(2, 4)
+    assert fault(b"a: 1\nb: \xff\n").location == SourceLocation(2, 4)
 
 
 def test_a_utf8_byte_order_mark_is_skipped() -> None:

@@ -777,11 +777,11 @@ def test_a_label_selector_selects(selector: dict[str, Any], matches: bool) -> No
 
 def test_a_place_that_is_not_known_is_that_of_the_nearest_field_above() -> None:
     origin = Origin("a.yaml", 3, {"spec.extensions[0].config": (9, 5, 8, 3)})
-    assert origin.place_of("spec.extensions[0].config") == (9, 5)
-    assert origin.place_of("spec.extensions[0].config", key=True) == (8, 3)
-    assert origin.place_of('spec.extensions[0].config["a.b"][1]', key=True) == (9, 5)
-    assert origin.place_of("spec.mode") == (3, 1)
-    assert Origin().place_of("spec.mode") == (0, 0)
+    assert origin.location_of("spec.extensions[0].config") == (9, 5)
+    assert origin.location_of("spec.extensions[0].config", key=True) == (8, 3)
+    assert origin.location_of('spec.extensions[0].config["a.b"][1]', key=True) == (9, 5)
+    assert origin.location_of("spec.mode") == (3, 1)
+    assert Origin().location_of("spec.mode") == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -248,10 +248,10 @@ class ResponseStreamWriter:
                 item = message_item(self._ident, index, [], "in_progress")
                 written = self._event("response.output_item.added", output_index=index, item=item)
             part = text_part("") if begun.kind is PartKind.TEXT else refusal_part("")
-            written += self._event("response.content_part.added", **self._place(), part=part)
+            written += self._event("response.content_part.added", **self._position(), part=part)
             name = "response.output_text.delta" if begun.kind is PartKind.TEXT else "response.refusal.delta"
         logprobs: dict[str, Any] = {"logprobs": []} if begun.kind is PartKind.TEXT else {}
-        head = dumps({"type": name, **self._place(), **logprobs})[:-1]
+        head = dumps({"type": name, **self._position(), **logprobs})[:-1]
         self._before = b"event: " + name.encode() + b"\ndata: " + head + b',"delta":'
         return written
 
@@ -259,7 +259,7 @@ class ResponseStreamWriter:
         call, is_custom = self._call, self._kind is PartKind.CUSTOM_CALL
         return ToolCall(call.id, call.name, arguments, namespace=call.namespace, is_custom=is_custom)
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         """Where the open part is: its item, and its place in that."""
         index = len(self._output)
         if self._content is None:
@@ -283,7 +283,7 @@ class ResponseStreamWriter:
         content, index = self._text.getvalue(), len(self._output)
         if self._content is None:
             item = call_item(self._ident, index, self._called(content), "completed")
-            position = self._place()
+            position = self._position()
             self._output.append(item)
             if self._kind is PartKind.CUSTOM_CALL:
                 fields: dict[str, Any] = {"input": item["input"]}
@@ -292,7 +292,7 @@ class ResponseStreamWriter:
             return self._event(f"{_CALLS[self._kind]}.done", **position, **fields) + self._event(
                 "response.output_item.done", output_index=index, item=item
             )
-        position = self._place()
+        position = self._position()
         if self._kind is PartKind.TEXT:
             part = text_part(content)
             written = self._event("response.output_text.done", **position, text=content, logprobs=[])

@@ -62,7 +62,7 @@ class BackendTlsPolicies:
         self.users: dict[Key, set[Key]] = defaultdict(set)
         for policy in self._policies:
             for ref in policy.spec.target_refs:
-                self._by_target.setdefault(self._place(policy, ref), policy)
+                self._by_target.setdefault(self._target_of(policy, ref), policy)
 
     def of_service(self, service: Service, entry: ServicePort) -> BackendTlsIR | None:
         """How this port is spoken to; None: no policy says it. Raises UnresolvedRef if the policy cannot hold."""
@@ -113,7 +113,7 @@ class BackendTlsPolicies:
             statuses[policy.key] = ancestors.to_status()
         return statuses
 
-    def _place(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> tuple[Key, str]:
+    def _target_of(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> tuple[Key, str]:
         """The target, and its port: by name, or by number where it has no name."""
         key = object_key(self._resources, ref, policy.namespace)
         section = ref.section_name or ""
@@ -177,7 +177,7 @@ class BackendTlsPolicies:
         """Why the policy does not hold at this target."""
         if (ref.group, ref.kind) not in KNOWN_KINDS:
             return UnresolvedRef("TargetNotFound", f"only Services and Backends can be targets, not {ref.kind}")
-        key, section = self._place(policy, ref)
+        key, section = self._target_of(policy, ref)
         target = self._resources.get(*key)
         if target is None:
             remedy = self._references.suggestions.remedy(*key, "a policy stands beside it", KNOWN_KINDS)
@@ -201,7 +201,7 @@ class BackendTlsPolicies:
 
     def _own_tls(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> tuple[str, bool]:
         """What a Backend says itself of the ports that are meant, in words; and whether it does of all of them."""
-        key, section = self._place(policy, ref)
+        key, section = self._target_of(policy, ref)
         target = self._resources.get(*key)
         forms = self._ports(target) if isinstance(target, AnyBackend) else ()
         meant = [form for form in forms if section in ("", _section(form))]

@@ -248,7 +248,7 @@ class ExtensionCompiler:
                 for path, fault in zip(paths, faults, strict=True)
             )
         text = _canonical(declared.implemented_config(raw, settings["phase"]))
-        settings |= declared.placed(settings["phase"], entry.place.level)
+        settings |= declared.placed(settings["phase"], entry.attachment.level)
         implementation = self._catalog.get(declared.implementation)
         assert implementation is not None
         config = settings_adapter(implementation.config_model).validate_json(text)
@@ -275,7 +275,7 @@ class _Entry(NamedTuple):
     owner: Resource
     written: Extension
     path: str
-    place: AttachmentPoint
+    attachment: AttachmentPoint
 
     @property
     def config(self) -> tuple[Mapping[str, Any], str]:
@@ -288,7 +288,7 @@ class _Entry(NamedTuple):
         """Arguments of ExtensionIR, of a type called `name` that runs in `possible` phases. Raises ConfigError."""
         extension = self.written
         try:
-            chosen = chosen_phase(extension, name, possible, self.place.level)
+            chosen = chosen_phase(extension, name, possible, self.attachment.level)
         except ImpossiblePhase as error:
             raise self.error("phase", str(error), error.remedy) from None
         made: dict[str, Any] = {**chosen._asdict(), "pre_auth": extension.pre_auth}
@@ -301,14 +301,14 @@ class _Entry(NamedTuple):
 
     def made(self, **more: Any) -> Callable[..., ExtensionIR]:
         """A factory of the ExtensionIR without its config."""
-        extension, place = self.written, self.place
+        extension, attachment = self.written, self.attachment
         return partial(
             ExtensionIR,
             name=extension.label,
             priority=extension.priority,
-            level=place.level,
+            level=attachment.level,
             fail_open=extension.fail_open,
-            scope=place.scope,
+            scope=attachment.scope,
             source=str(self.owner),
             **more,
         )
@@ -323,7 +323,7 @@ class _Entry(NamedTuple):
         """An extension that never runs and closes its place."""
         phase = self.written.phase
         if phase not in PHASES:
-            phase = "backend-request" if self.place.level == BACKEND_LEVEL else "request-headers"
+            phase = "backend-request" if self.attachment.level == BACKEND_LEVEL else "request-headers"
         return self.made(type=self.written.type, phase=phase, is_known=False)()
 
     def error(self, field: str, message: str, remedy: str) -> ConfigError:

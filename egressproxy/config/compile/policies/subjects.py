@@ -74,7 +74,7 @@ class SubjectNotes:
 def subject_ir(subject: Subject, own_domain: str) -> SubjectIR:
     """One entry of `subjects`, for the data plane. `own_domain` is the listener's own trust domain."""
     claim = (subject.claim.name, subject.claim.value) if subject.claim is not None else None
-    namespace, account = _place_of(subject, own_domain)
+    namespace, account = _account_of(subject, own_domain)
     return SubjectIR(namespace, account, subject.group or "", claim)
 
 
@@ -100,16 +100,16 @@ def client_sets(policies: Iterable[EgressPolicy], own_domain: str, foreign: Cont
     """The sets of these policies that may apply to one client, up to MAX_COMBINED. `own_domain`: the listener's trust
     domain. `foreign` are the policies in another namespace than their target.
     """
-    by_place: dict[_Place, list[tuple[Key, _Conditions]]] = defaultdict(list)
+    by_account: dict[_Place, list[tuple[Key, _Conditions]]] = defaultdict(list)
     owned = {""}
     for policy in policies:
         for subject in policy.spec.subjects:
-            account = _place_of(subject, own_domain)
-            by_place[account].append((policy.key, _conditions(subject)))
+            account = _account_of(subject, own_domain)
+            by_account[account].append((policy.key, _conditions(subject)))
             if policy.key not in foreign:
                 owned.add(account[0])
-    accounts = dict.fromkeys((("", ""), *((namespace, "") for namespace, _ in by_place), *by_place))
-    held = {account: tuple(_held_at(account, by_place)) for account in accounts}
+    accounts = dict.fromkeys((("", ""), *((namespace, "") for namespace, _ in by_account), *by_account))
+    held = {account: tuple(_held_at(account, by_account)) for account in accounts}
     sets = dict.fromkeys(_set(entries, frozenset()) for entries in held.values())
     own = {account: entries for account, entries in held.items() if account[0] in owned}
     bounds = [
@@ -134,7 +134,7 @@ def _combine(held: Mapping[_Place, Sequence[tuple[Key, _Conditions]]], sets: dic
         sets |= dict.fromkeys(_set(entries, each) for account, entries in held.items() for each in unions[account])
 
 
-def _place_of(subject: Subject, own_domain: str) -> tuple[str, str]:
+def _account_of(subject: Subject, own_domain: str) -> tuple[str, str]:
     """The namespace, as in CallerIdentity, and the service account; "" for absent ones."""
     namespace = namespace_in(subject.trust_domain or "", subject.namespace or "", own_domain)
     return namespace, subject.service_account or ""
@@ -157,11 +157,11 @@ def _conditions(subject: Subject) -> _Conditions:
 
 
 def _held_at(
-    account: tuple[str, str], by_place: Mapping[tuple[str, str], Sequence[tuple[Key, _Conditions]]]
+    account: tuple[str, str], by_account: Mapping[tuple[str, str], Sequence[tuple[Key, _Conditions]]]
 ) -> Iterator[tuple[Key, _Conditions]]:
     """The policies that may apply to clients of a place: without namespace, of the namespace, and of the account."""
     for wider in dict.fromkeys((("", ""), (account[0], ""), account)):
-        yield from by_place.get(wider, ())
+        yield from by_account.get(wider, ())
 
 
 def _one_more(unions: Collection[_Conditions], entries: Sequence[tuple[Key, _Conditions]]) -> set[_Conditions]:

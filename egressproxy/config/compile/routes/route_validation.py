@@ -37,7 +37,7 @@ class RouteValidation:
     """What is wrong with a route wherever it is attached.
 
     `rules` is the number of its rules. `unresolved` has the reason and message of each bad reference, and `errors` what
-    clients may be told of them. By index of the rule: `closed` says why it answers 500, `places` which field is the
+    clients may be told of them. By index of the rule: `closed` says why it answers 500, `fields` which field is the
     cause, `dropped` why it is left out, `unresolved_auth` why its authorization server cannot be used. `notes` are
     sentences about fields without effect. `patterns` are its regular expressions.
     """
@@ -45,26 +45,26 @@ class RouteValidation:
     rules: int = 0
     unresolved: list[tuple[str, str]] = field(default_factory=list)
     closed: dict[int, str] = field(default_factory=dict)
-    places: dict[int, str] = field(default_factory=dict)
+    fields: dict[int, str] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     unresolved_auth: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     errors: set[str] = field(default_factory=set)
     patterns: set[str] = field(default_factory=set)
 
-    def close(self, index: int, place: str, error: FilterNotSupported) -> None:
+    def close(self, index: int, field_path: str, error: FilterNotSupported) -> None:
         """Note that the rule answers 500, because of the filter at this place: a field, a colon and a blank."""
         self.closed[index] = str(error)
-        self.places[index] = place
+        self.fields[index] = field_path
         if isinstance(error, ExtensionRefNotFound):
-            self.unresolved.append(("ExtensionRefNotFound", f"{place}{error}"))
+            self.unresolved.append(("ExtensionRefNotFound", f"{field_path}{error}"))
 
     @property
     def bad_rules(self) -> list[str]:
         """A sentence for each."""
         sentences = [f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()]
         for index, text in (self.unresolved_auth | self.closed).items():
-            sentences.append(f"Rule {index} answers 500: {self.places.get(index, '')}{text}.")
+            sentences.append(f"Rule {index} answers 500: {self.fields.get(index, '')}{text}.")
         return sentences
 
     def unreported(self, backends: Iterable[WeightedBackend]) -> list[str]:
