@@ -70,10 +70,10 @@ def memory_size(least: int) -> Callable[[object], int]:
     def read(value: object) -> int:
         if isinstance(value, int):
             return value
-        found = _SIZE.fullmatch(str(value))
-        if found is None:
+        match = _SIZE.fullmatch(str(value))
+        if match is None:
             raise click.BadParameter(f"{str(value)!r} is no size of memory; give bytes, or a size such as 512Mi or 2Gi")
-        size = int(found[1]) * _UNITS.get(found[2] or "", 1)
+        size = int(match[1]) * _UNITS.get(match[2] or "", 1)
         if 0 < size < least:
             raise click.BadParameter(f"{value} is too small; give {least >> 20}Mi or more, or 0 for no limit")
         return size

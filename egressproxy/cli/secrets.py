@@ -112,7 +112,7 @@ def _forget(variable: str) -> None:
 def _parts(written: str, option: str, form: str) -> tuple[str, str, str, str]:
     """Namespace, name, key ("" if none is given), and the text after "=". Raises click.BadParameter."""
     target, sign, rest = written.partition("=")
-    found = _TARGET.fullmatch(target)
-    if found is None or not sign or not rest:
+    match = _TARGET.fullmatch(target)
+    if match is None or not sign or not rest:
         raise click.BadParameter(f"{target}: write {form}", param_hint=option)
-    return found["namespace"] or "default", found["name"], found["key"] or "", rest
+    return match["namespace"] or "default", match["name"], match["key"] or "", rest

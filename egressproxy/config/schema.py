@@ -130,8 +130,8 @@ def gateway_api_fields() -> Mapping[str, Mapping[str, FieldSupport]]:
     for line in files("egressproxy.config").joinpath("gateway_api_fields.md").read_text("utf-8").splitlines():
         if line.startswith("## "):
             rows = sections.setdefault(line.removeprefix("## "), {})
-        elif found := _ROW.fullmatch(line):
-            rows[found[1]] = FieldSupport(found[2], found[3], found[4], found[5].strip())
+        elif match := _ROW.fullmatch(line):
+            rows[match[1]] = FieldSupport(match[2], match[3], match[4], match[5].strip())
     return sections
 
 

@@ -58,10 +58,10 @@ class ApiResource:
 
 def resource(path: str) -> ApiResource | None:
     """The resource at a path below /api/ or /apis/, decoded and without trailing slash; None where there is none."""
-    found = _PATH.fullmatch(path)
-    if found is None:
+    match = _PATH.fullmatch(path)
+    if match is None:
         return None
-    group, version, namespace, plural, name, subresource = found.groups(default="")
+    group, version, namespace, plural, name, subresource = match.groups(default="")
     kind = served(group, version, plural)
     if kind is None or (not kind.is_namespaced if namespace else kind.is_namespaced and name):
         return None

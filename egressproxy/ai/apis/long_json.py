@@ -294,9 +294,9 @@ class _LongReader:
         """The string that begins here, in pieces. Raises ValueError."""
         text, at, pieces = self._text, self._at + 1, list[str]()
         while True:
-            found = _WHOLE_CHARACTERS.match(text, at, at + _LONG)
-            assert found is not None
-            end = found.end()
+            match = _WHOLE_CHARACTERS.match(text, at, at + _LONG)
+            assert match is not None
+            end = match.end()
             if end == at and text[at : at + 1] != '"':
                 raise _no_json(text, at)
             piece = scanstring(f'{text[at:end]}"', 0)[0]
@@ -313,15 +313,15 @@ class _LongReader:
 
     def _took_run(self, holder: list[Any]) -> bool:
         """Add the next plain strings, numbers and words to this array, except the last. False: there are none."""
-        found = _RUN.match(self._text, self._at, self._at + 4 * _WINDOW)
-        if found is None:
+        match = _RUN.match(self._text, self._at, self._at + 4 * _WINDOW)
+        if match is None:
             return False
-        run = found[0]
+        run = match[0]
         values, _ = self._scan(f"[{run}0]", 0)
         values.pop()
         holder += values
         self._count(0, len(values), run.count('"') // 2)
-        self._at = found.end()
+        self._at = match.end()
         self._skip()
         return True
 
@@ -366,10 +366,10 @@ class _LongReader:
             raise Unreadable("it has too many parts to be read here")
 
     def _skip(self) -> None:
-        found = _SKIPPED.match(self._text, self._at, self._at + _MAX_BLANKS)
-        assert found is not None
-        self._at = found.end()
-        if found.end() - found.start() == _MAX_BLANKS:
+        match = _SKIPPED.match(self._text, self._at, self._at + _MAX_BLANKS)
+        assert match is not None
+        self._at = match.end()
+        if match.end() - match.start() == _MAX_BLANKS:
             raise Unreadable(f"it has {_MAX_BLANKS} blanks in one place")
 
 

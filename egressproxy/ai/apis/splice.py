@@ -131,8 +131,8 @@ def splicing_text(source: bytes, before: str, after: str) -> Work[bytes | None]:
 
 def skip_blanks(text: str, at: int) -> int:
     """Where the next thing begins that is no blank of JSON."""
-    found = _BLANKS.match(text, at)
-    return found.end() if found is not None else at
+    match = _BLANKS.match(text, at)
+    return match.end() if match is not None else at
 
 
 def past_value(text: str, at: int) -> Work[int]:
@@ -146,9 +146,9 @@ def past_value(text: str, at: int) -> Work[int]:
         return int(_value_at(text, at)[1])
     depth, at = 1, at + 1
     while depth:
-        found = _BETWEEN.match(text, at, at + _LONG)
-        assert found is not None
-        at = found.end()
+        match = _BETWEEN.match(text, at, at + _LONG)
+        assert match is not None
+        at = match.end()
         mark = text[at]
         if mark == '"':
             at = yield from _past_string(text, at)
@@ -168,9 +168,9 @@ def past_value(text: str, at: int) -> Work[int]:
 def _past_string(text: str, at: int) -> Work[int]:
     at += 1
     while True:
-        found = _IN_STRING.match(text, at, at + _LONG)
-        assert found is not None
-        at = found.end()
+        match = _IN_STRING.match(text, at, at + _LONG)
+        assert match is not None
+        at = match.end()
         if text[at] == '"':
             return at + 1
         yield

@@ -105,13 +105,13 @@ class Folder:
     def open_end(self, text: str) -> int:
         """How many characters at the end of `text` may fold to something else when more text comes."""
         if not text.isascii():
-            found = _OPEN_UNSEEN.search(text, max(0, len(text) - MAX_UNSEEN - 1))
-            if found is not None and len(found[0]) <= MAX_UNSEEN:
-                return len(found[0])
+            match = _OPEN_UNSEEN.search(text, max(0, len(text) - MAX_UNSEEN - 1))
+            if match is not None and len(match[0]) <= MAX_UNSEEN:
+                return len(match[0])
         if self._has_escapes and "\\" in text[-5:]:
-            found = _OPEN_ESCAPE.search(text)
-            if found is not None:
-                return len(found[1])
+            match = _OPEN_ESCAPE.search(text)
+            if match is not None:
+                return len(match[1])
         return 0
 
 

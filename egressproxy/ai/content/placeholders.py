@@ -105,8 +105,8 @@ class Restorer:
         if "<" not in text and "&" not in text and not (self._has_escapes and "\\" in text):
             self._held = ""
             return text
-        found = self._open.search(text, max(0, len(text) - 2 * _MAX_NAME))
-        cut = len(text) if found is None else found.start()
+        match = self._open.search(text, max(0, len(text) - 2 * _MAX_NAME))
+        cut = len(text) if match is None else match.start()
         self._held = text[cut:]
         return self._pattern.sub(self._value, text[:cut])
 

@@ -147,8 +147,8 @@ def _block_end(text: str, at: int) -> int:
     if begin is None:
         return 0
     limit = _block_limit(text, begin.end(), at)
-    found = _END.search(text, begin.end(), limit)
-    return limit if found is None else found.end()
+    match = _END.search(text, begin.end(), limit)
+    return limit if match is None else match.end()
 
 
 def _is_unfinished(text: str, at: int) -> bool:

@@ -57,10 +57,10 @@ def _destination_hostname(value: str) -> str:
 
 def _refuse_more_than_a_host(value: str, port_remedy: str) -> None:
     """Refuse what was copied from a browser or a client: a URL, a name with its port or path."""
-    found = _MORE_THAN_A_HOST.fullmatch(value)
-    if found is None or _LIKE_AN_ADDRESS.fullmatch(value):
+    match = _MORE_THAN_A_HOST.fullmatch(value)
+    if match is None or _LIKE_AN_ADDRESS.fullmatch(value):
         return
-    scheme, host, port, path = found.groups()
+    scheme, host, port, path = match.groups()
     parts = [name for name, is_there in (("scheme", scheme), ("port", port), ("path", path)) if is_there]
     if parts:
         listed = " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))

@@ -40,10 +40,10 @@ def field_selector(text: str, fields: Collection[str]) -> Predicate | None:
     """The same for `metadata.name=x,…`; `fields` are those that may be selected by. Raises ApiError(400)."""
     tests = []
     for part in _bounded(re.split(r"(?<!\\),", text)):
-        found = _FIELD.fullmatch(part)
-        if found is None:
+        match = _FIELD.fullmatch(part)
+        if match is None:
             raise bad_request(f"invalid selector: {part!r}; write field=value or field!=value")
-        path, operator, value = found.groups()
+        path, operator, value = match.groups()
         if path not in fields:
             raise bad_request(f'field label not supported: "{path}"; supported are {", ".join(sorted(fields))}')
         tests.append((path.split("."), operator == "!=", re.sub(r"\\(.)", r"\1", value)))
@@ -70,18 +70,18 @@ def _bounded(texts: Iterable[str]) -> list[str]:
 
 
 def _label_test(part: str) -> Callable[[Mapping[str, str]], bool]:
-    if found := _EQUALS.fullmatch(part) or _SET.fullmatch(part):
-        key, operator, values = found.groups()  # one value is a set, too
+    if match := _EQUALS.fullmatch(part) or _SET.fullmatch(part):
+        key, operator, values = match.groups()  # one value is a set, too
         accepted = {each.strip() for each in values.split(",")}
         if not all(re.fullmatch(_VALUE, each, re.ASCII) for each in accepted):
             raise bad_request(f"unable to parse requirement: {part!r}")
         is_out = operator in ("!=", "notin")
         return lambda labels: (labels.get(key) in accepted) is not is_out
-    if found := _ORDER.fullmatch(part):
-        key, operator, bound = found.groups()
+    if match := _ORDER.fullmatch(part):
+        key, operator, bound = match.groups()
         return lambda labels: _is_beyond(labels.get(key), operator, int(bound))
-    if found := _EXISTS.fullmatch(part):
-        absent, key = found.groups()
+    if match := _EXISTS.fullmatch(part):
+        absent, key = match.groups()
         return lambda labels: (key in labels) is not bool(absent)
     raise bad_request(f"unable to parse requirement: {part!r}; write key=value, key!=value, key in (a,b), key or !key")
 

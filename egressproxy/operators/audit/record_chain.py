@@ -59,10 +59,10 @@ def made_line(chain: str, before: Link, values: Mapping[str, Any], key: SecretBy
 
 def read_line(line: bytes, key: SecretBytes | None) -> tuple[dict[str, Any], str]:
     """What a line says, and its hash; that of an HMAC is compared with a `key` alone. Raises BadLine, with a reason."""
-    found = _LINE.fullmatch(line)
-    if found is None:
+    match = _LINE.fullmatch(line)
+    if match is None:
         raise BadLine("the line is no record")
-    content, digest = found.group(1), found.group(2).decode()
+    content, digest = match.group(1), match.group(2).decode()
     try:
         values = json.loads(content + b"}")
     except ValueError:

@@ -96,8 +96,8 @@ class HypotheticalRequest:
         """Scheme, authority (host and maybe port) and the rest, as they are written; "" for what is not there."""
         if self.is_connect:
             return "", self.url, ""
-        found = _URL.match(self.url)
-        return (found[1], found[2], found[3]) if found is not None else ("", "", self.url)
+        match = _URL.match(self.url)
+        return (match[1], match[2], match[3]) if match is not None else ("", "", self.url)
 
     @property
     def authority(self) -> str:
@@ -184,12 +184,12 @@ class HypotheticalRequest:
         """Whether this may be a request in a stream of TLS: one that is opened, or was so when the request came."""
         if self.scheme != "https" or port.first.spec.protocol is not ListenerProtocol.TLS:
             return False
-        found = port.by_host.match(self.host)
-        return self.listener != "" or (found is not None and found.leaves_for(self.host) is not None)
+        listener = port.by_host.match(self.host)
+        return self.listener != "" or (listener is not None and listener.leaves_for(self.host) is not None)
 
     def _is_hosted(self, port: Port) -> bool:
-        found = port.by_host.match(self.host)
-        return found is not None and bool(found.spec.hostname)
+        listener = port.by_host.match(self.host)
+        return listener is not None and bool(listener.spec.hostname)
 
     @property
     def host(self) -> str:
