@@ -7,17 +7,14 @@ Source: Kubernetes, "Authenticating", client-go credential plugins.
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import json
 import os
-import signal
 import time
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from egressproxy.net.program import run_program
 
 #: The time limit in seconds.
 ANSWER_S: Final = 30.0
@@ -27,10 +24,6 @@ MAX_BYTES: Final = 1 << 20
 REFUSED_S: Final = 10.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
-#: Seconds in which its children must end after the kill.
-REAP_S: Final = 1.0
-#: Source: <linux/prctl.h>.
-_PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class PluginFailed(Exception):
@@ -111,59 +104,17 @@ class CredentialPlugin:
     async def _run(self) -> bytes:
         """The program's output. Raises PluginFailed."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                self._command, *self._args, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env=self._environment,
-                start_new_session=True,
-            )  # fmt: skip
+            status, output = await run_program((self._command, *self._args), self._environment, ANSWER_S, MAX_BYTES)
+        except TimeoutError:
+            raise PluginFailed(f"{self} has not ended within {ANSWER_S:g} s, and was killed") from None
+        except OverflowError:
+            raise PluginFailed(f"{self} printed more than {MAX_BYTES} bytes, and was killed") from None
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise PluginFailed(f"{self} cannot be started ({why})") from None
-        has_ended = False
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                output = await self._output(process)
-                status = await process.wait()
-            has_ended = True
-        except TimeoutError:
-            raise PluginFailed(f"{self} has not ended within {ANSWER_S:g} s, and was killed") from None
-        finally:
-            if not has_ended:
-                await _kill(process)
         if status != 0:
             raise PluginFailed(f"{self} ended with status {status}")
         return output
 
-    async def _output(self, process: Process) -> bytes:
-        assert process.stdout is not None
-        output = b""
-        while piece := await process.stdout.read(65536):
-            output += piece
-            if len(output) > MAX_BYTES:
-                raise PluginFailed(f"{self} printed more than {MAX_BYTES} bytes, and was killed")
-        return output
-
     def __str__(self) -> str:
         return f"the credential plugin {self._command}"
-
-
-async def _kill(process: Process) -> None:
-    """Kill the process and its group, and leave no zombies: this process adopts and reaps the children, since a
-    container's first process may not.
-    """
-    _adopt_orphans(True)
-    try:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        ends = time.monotonic() + REAP_S
-        with suppress(ChildProcessError):  # no child is left
-            while time.monotonic() < ends:
-                if os.waitpid(-process.pid, os.WNOHANG) == (0, 0):  # noqa: ASYNC222 (it does not wait)
-                    await asyncio.sleep(0.01)
-    finally:
-        _adopt_orphans(False)
-
-
-def _adopt_orphans(does: bool) -> None:
-    with suppress(OSError, AttributeError):  # only on Linux
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(does), 0, 0, 0)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import stat
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from egressproxy.filters.credentials.config import Command
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 from egressproxy.model import state_folder
+from egressproxy.net.program import run_program
 
 MAX_FILE_BYTES: Final = 65536
 #: A file is read again after this time, in seconds.
@@ -73,22 +70,13 @@ def from_command(command: Command) -> Callable[[], Awaitable[Fetched]]:
         names = (*_USUAL_VARIABLES, *command.environment)
         environment = {name: os.environ[name] for name in names if name in os.environ}
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command.argv, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env=environment, start_new_session=True
-            )
-        except OSError as error:
-            raise FetchError(f"{program} cannot be started ({error.strerror})") from None
-        try:
-            async with asyncio.timeout(command.timeout_seconds):
-                output = await _bounded(process, command.max_bytes, program)
-                status = await process.wait()
+            status, output = await run_program(command.argv, environment, command.timeout_seconds, command.max_bytes)
         except TimeoutError:
             raise FetchError(f"{program} did not end within {command.timeout_seconds} s") from None
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with its children
-                await process.wait()
+        except OverflowError:
+            raise FetchError(f"{program} printed more than {command.max_bytes} bytes") from None
+        except OSError as error:
+            raise FetchError(f"{program} cannot be started ({error.strerror})") from None
         if status != 0:
             raise FetchError(f"{program} ended with status {status}")
         if not output.strip():
@@ -96,13 +84,3 @@ def from_command(command: Command) -> Callable[[], Awaitable[Fetched]]:
         return Fetched(output, refresh_s=float(command.ttl_seconds))
 
     return fetch
-
-
-async def _bounded(process: asyncio.subprocess.Process, limit: int, program: str) -> bytes:
-    assert process.stdout is not None
-    output = b""
-    while piece := await process.stdout.read(65536):
-        output += piece
-        if len(output) > limit:
-            raise FetchError(f"{program} printed more than {limit} bytes")
-    return output
