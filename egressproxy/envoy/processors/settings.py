@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from egressproxy.envoy.ext_proc.messages import BodySendMode, HeaderSendMode, ProcessingMode
@@ -34,14 +35,6 @@ def _expression(text: str) -> str:
     return text
 
 
-def _request_attribute(name: str) -> str:
-    return _attribute(name, REQUEST_ATTRIBUTES)
-
-
-def _response_attribute(name: str) -> str:
-    return _attribute(name, REQUEST_ATTRIBUTES | RESPONSE_ATTRIBUTES)
-
-
 def _attribute(name: str, known: frozenset[str]) -> str:
     if name not in known:
         raise ValueError(f"{name!r} is not an attribute that is known here: {', '.join(sorted(known))}")
@@ -50,6 +43,8 @@ def _attribute(name: str, known: frozenset[str]) -> str:
 
 #: ext_proc.proto: message_timeout and max_message_timeout are at most an hour.
 DurationText = Annotated[str, duration_of_at_most(3600.0, "an hour")]
+RequestAttribute = Annotated[str, Checked(partial(_attribute, known=REQUEST_ATTRIBUTES))]
+ResponseAttribute = Annotated[str, Checked(partial(_attribute, known=REQUEST_ATTRIBUTES | RESPONSE_ATTRIBUTES))]
 Expression = Annotated[str, Within(max_length=1024), Checked(_expression)]
 Namespaces = Annotated[tuple[Annotated[str, Within(min_length=1, max_length=253)], ...], Within(max_length=64)]
 
@@ -166,9 +161,9 @@ class ExternalProcessorConfig(FilterConfig):
     """The longest `override_message_timeout` that it may ask for. By default it may not ask."""
     max_body_bytes: Annotated[int, Within(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
     """The longest body that BUFFERED takes. BUFFERED_PARTIAL sends this much, and lets the rest pass."""
-    request_attributes: tuple[Annotated[str, Checked(_request_attribute)], ...] = ()
+    request_attributes: tuple[RequestAttribute, ...] = ()
     """Attributes that go with the first message of a request."""
-    response_attributes: tuple[Annotated[str, Checked(_response_attribute)], ...] = ()
+    response_attributes: tuple[ResponseAttribute, ...] = ()
     """Attributes that go with the first message of a response."""
     mutation_rules: MutationRules = MutationRules()
     """The fields that the processor may change."""
