@@ -66,10 +66,12 @@ def command(
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
     from egressproxy.config.compile.status.status_warnings import all_warnings
+    from egressproxy.config.reading.load import read_all
     from egressproxy.config.reading.problems import Severity
     from egressproxy.processes.loader.compilation import examined
 
-    resources, compiled = examined((*paths, *config, *sources), bind)
+    resources = read_all((*paths, *config, *sources))
+    compiled = examined(resources, bind)
     findings = [*all_warnings(resources, compiled), *_build_filters(resources, compiled)]
     refusing, unserved, warnings, notes = (
         [each for each in findings if each.severity is severity]

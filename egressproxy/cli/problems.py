@@ -29,11 +29,12 @@ def show_findings(findings: Iterable[Problem], file: IO[str]) -> None:
 
 def compiled_or_exit(paths: Sequence[ConfigSource], bind: tuple[str, ...]) -> ConfigIR:
     """These files, folders and Secrets, compiled. If refused, prints the problems on stderr and exits with 2."""
+    from egressproxy.config.reading.load import read_all
     from egressproxy.config.reading.problems import ConfigError
-    from egressproxy.processes.loader.compilation import loaded
+    from egressproxy.processes.loader.compilation import compiled
 
     try:
-        return loaded(paths, bind)[1].spec
+        return compiled(read_all(paths), bind).spec
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)
         sys.exit(2)

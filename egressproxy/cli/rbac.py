@@ -109,9 +109,11 @@ def command(
 
 def _read(config: tuple[Path, ...]) -> ResourceSet:
     """The manifests, compiled. Exits with 1 where they would be refused."""
+    from egressproxy.config.reading.load import read_all
     from egressproxy.processes.loader.compilation import examined
 
-    resources, compiled = examined(config, ("127.0.0.1",))
+    resources = read_all(config)
+    compiled = examined(resources, ("127.0.0.1",))
     if compiled.problems:
         show_problems(compiled.problems, sys.stderr)
         sys.exit(1)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from egressproxy.processes.loader.compilation import loaded
+from egressproxy.config.reading.load import read_all
+from egressproxy.processes.loader.compilation import compiled
 from tests.e2e.world import read_head
 from tests.support import manifests as m
 from tests.support.net import free_port
@@ -59,7 +60,7 @@ def test_gateways_on_one_port_each_answer_at_an_address_of_their_own(tmp_path: P
             name: found[name] for name in ("one", "three")
         }
         assert answer_at(found["three"], port) == "three"
-        _, checked = loaded((process.config,), ("127.0.33.0/24",))
+        checked = compiled(read_all((process.config,)), ("127.0.33.0/24",))
         assert {one.gateway: one.addresses for one in checked.spec.listeners} == {
             f"agents/{name}": (found[name],) for name in ("one", "three")
         }

@@ -38,9 +38,9 @@ T = TypeVar("T")
 
 #: The usual keys of a credential, for references without a key: the first existing one.
 CREDENTIAL_KEYS: Final = ("token", "apiKey", "api-key")
-#: What an editor leaves at the end of a Secret; the injector takes it off.
 #: The label that each Namespace has.
 _NAME: Final = "kubernetes.io/metadata.name"
+#: What an editor leaves at the end of a Secret; the injector takes it off.
 _SPACE: Final = b" \t\r\n"
 _TRUST_BUNDLE: Final = (ClusterTrustBundle.GROUP, ClusterTrustBundle.KIND)
 

@@ -9,12 +9,12 @@ from egressproxy.config.compile.interface import CATALOG, Compiled, scope_of
 from egressproxy.config.compile.status.conditions import broken_references
 from egressproxy.config.compile.status.published_status import published_status
 from egressproxy.config.compile.status.status_warnings import all_warnings
-from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.reading.load import ResourceSet, read_all
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.net.listening import why_unusable
 from egressproxy.net.system_roots import mark
-from egressproxy.processes.loader.compilation import Machine, loaded
+from egressproxy.processes.loader.compilation import Machine, compiled
 from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.loader.result import CompiledConfig, pack_shown, places, write_answer
 from egressproxy.processes.packing import pack
@@ -28,22 +28,23 @@ def answer(request: bytes) -> bytes:
     unbound = {(address, port): why for address, port, why in asked.unbound}
     machine = Machine(why_unusable, mark(), unbound, asked.gateway_namespaces)
     try:
-        resources, compiled = loaded(asked.paths, asked.bind, previous, machine, asked.state, asked.cluster)
+        resources = read_all(asked.paths, asked.state, asked.cluster)
+        made = compiled(resources, asked.bind, previous, machine)
     except ConfigError as error:
         return write_answer(error)
-    return write_answer(handed_over(resources, compiled, previous))
+    return write_answer(handed_over(resources, made, previous))
 
 
-def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled | None) -> CompiledConfig:
+def handed_over(resources: ResourceSet, made: Compiled, previous: Compiled | None) -> CompiledConfig:
     """A compiled configuration for the serving processes, which neither read nor compile."""
-    statuses, generations = compiled.statuses, compiled.generations
-    spec, written, created, materials = compiled.spec, compiled.written, compiled.created, compiled.materials
+    statuses, generations = made.statuses, made.generations
+    spec, written, created, materials = made.spec, made.written, made.created, made.materials
     objects = (
         (
             key,
             each.to_manifest(),
             generations.get(key, 1),
-            published_status(each, statuses.get(key), compiled.users.get(key, ())),
+            published_status(each, statuses.get(key), made.users.get(key, ())),
             created.get(key, ""),
         )
         for key, each in resources.by_key.items()
@@ -55,11 +56,11 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
         places=places(spec),
         objects=len(resources.objects),
         shown=pack_shown(objects),
-        declared=json.dumps(compiled.filter_types).encode(),
-        findings=tuple(all_warnings(resources, compiled)),
+        declared=json.dumps(made.filter_types).encode(),
+        findings=tuple(all_warnings(resources, made)),
         memory=zlib.compress(dumps((spec.generation, statuses, generations, written, created, materials)), 1),
-        broken=tuple((scope_of(key), why) for key, why in broken_references(compiled, previous)) if previous else (),
-        validities=compiled.validities,
+        broken=tuple((scope_of(key), why) for key, why in broken_references(made, previous)) if previous else (),
+        validities=made.validities,
         wanted=frozenset(resources.wanted),
     )
 

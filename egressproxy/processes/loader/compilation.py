@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import codecs
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from egressproxy.config.compile.compiler import compile_config, compile_rest
+from egressproxy.config.compile.compiler import compile_rest
 from egressproxy.config.compile.extensions.config_schema import settings_adapter
 from egressproxy.config.compile.interface import Compiled, Defaults
-from egressproxy.config.reading.load import ResourceSet, read_all
+from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.doors.catalog import Catalog
 from egressproxy.filters.builtin import BUILTIN, builtin_type
-from egressproxy.model.secret import ConfigSource
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
 
@@ -52,48 +50,27 @@ class Machine(NamedTuple):
 _ELSEWHERE: Final = Machine()
 
 
-def loaded(
-    paths: Sequence[ConfigSource],
-    bind: tuple[str, ...],
-    previous: Compiled | None = None,
-    machine: Machine = _ELSEWHERE,
-    state: Path | None = None,
-    cluster: bytes | None = None,
-) -> tuple[ResourceSet, Compiled]:
-    """The objects of these files and folders, of `state` and `cluster` (`reading.load.read_all`), compiled. `bind`: for
-    Gateways without addresses. Raises ConfigError with every problem.
+def compiled(
+    resources: ResourceSet, bind: tuple[str, ...], previous: Compiled | None = None, machine: Machine = _ELSEWHERE
+) -> Compiled:
+    """The configuration of these objects (`reading.load.read_all`). `bind`: for Gateways without addresses. Raises
+    ConfigError with every problem.
     """
-    resources, made = examined(paths, bind, previous, machine, state, cluster)
+    made = examined(resources, bind, previous, machine)
     if made.problems:
         raise ConfigError(made.problems)
-    return resources, made
+    return made
 
 
 def examined(
-    paths: Sequence[ConfigSource],
-    bind: tuple[str, ...],
-    previous: Compiled | None = None,
-    machine: Machine = _ELSEWHERE,
-    state: Path | None = None,
-    cluster: bytes | None = None,
-) -> tuple[ResourceSet, Compiled]:
-    """As `loaded`, of what can be read and compiled: `problems` of the result say why it must not be served."""
-    resources = read_all(paths, state, cluster)
+    resources: ResourceSet, bind: tuple[str, ...], previous: Compiled | None = None, machine: Machine = _ELSEWHERE
+) -> Compiled:
+    """What can be compiled of these objects: `problems` of the result say why it must not be served."""
     made = compile_rest(resources, Catalog(), _defaults(bind, machine), previous)
     if resources.problems:
         problems = [*resources.problems, *resources.broken.others(made.problems)]
         made = replace(made, problems=tuple(sorted(problems, key=attrgetter("file", "line", "column"))))
-    return resources, made
-
-
-def compiled(
-    resources: ResourceSet,
-    bind: tuple[str, ...],
-    previous: Compiled | None = None,
-    machine: Machine = _ELSEWHERE,
-) -> Compiled:
-    """As `loaded`, of objects that were read. Raises ConfigError."""
-    return compile_config(resources, Catalog(), _defaults(bind, machine), previous)
+    return made
 
 
 def _defaults(bind: tuple[str, ...], machine: Machine) -> Defaults:

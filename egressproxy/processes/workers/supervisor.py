@@ -242,7 +242,7 @@ class Supervisor(DataPlane):
             await _have_routes(handle, self._routes)
         try:
             if self._endpoints:
-                await handle.answer(_endpoints(self._endpoints))
+                await handle.answer(Query("replace_endpoints", (self._endpoints,)))
         except NotAnswered as error:
             raise ConfigRefused(str(error)) from None
 
@@ -280,11 +280,11 @@ class Supervisor(DataPlane):
 
     async def replace_endpoints(self, updates: EndpointUpdates) -> bool:
         self._endpoints = {**self._endpoints, **updates}
-        return await self._have_all_done(_endpoints(updates))
+        return await self._have_all_done(Query("replace_endpoints", (dict(updates),)))
 
     async def update_routes(self, changes: RouteChanges) -> bool:
         before, self._routes = self._routes, changes
-        is_done = await self._have_all_done(_routes(changes))
+        is_done = await self._have_all_done(Query("update_routes", (changes,)))
         if not is_done:
             self._routes = before
         return is_done
@@ -421,7 +421,7 @@ class Supervisor(DataPlane):
 async def _have_routes(handle: WorkerHandle, changes: RouteChanges) -> None:
     """Raises ConfigRefused if a worker does not accept routes in service elsewhere."""
     try:
-        is_done = await handle.answer(_routes(changes)) == 1
+        is_done = await handle.answer(Query("update_routes", (changes,))) == 1
     except NotAnswered as error:
         raise ConfigRefused(str(error)) from None
     if not is_done:
@@ -437,14 +437,6 @@ async def _kill(handle: WorkerHandle, killed: KilledIdentities, change: KillChan
         cut = await handle.answer(_all_killed(killed))
     assert cut is not None
     return cut
-
-
-def _endpoints(updates: EndpointUpdates) -> Query:
-    return Query("replace_endpoints", (dict(updates),))
-
-
-def _routes(changes: RouteChanges) -> Query:
-    return Query("update_routes", (changes,))
 
 
 def _all_killed(killed: KilledIdentities) -> Query:

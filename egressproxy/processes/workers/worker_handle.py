@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any, Final
 
@@ -87,17 +87,12 @@ class WorkerHandle:
         self._reaper: asyncio.Task[None] | None = None
         self._crash = ""
         self._crash_file = memory_file("egressproxy-crash")  # until the process has ended
-        try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            with theirs:
-                try:
-                    self._process = _start(theirs.fileno(), self._crash_file)
-                except OSError:
-                    ours.close()
-                    raise
-        except OSError:
-            os.close(self._crash_file)
-            raise
+        with ExitStack() as undone:
+            undone.callback(os.close, self._crash_file)
+            ours, theirs = map(undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+            self._process = _start(theirs.fileno(), self._crash_file)
+            undone.pop_all()
+            theirs.close()
         self._channel = FrameChannel(ours, self._on_frame, self._on_end)
 
     @property

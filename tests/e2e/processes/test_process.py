@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from egressproxy.config.reading.load import read_all
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.model.work import at_once
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.answer import answer
-from egressproxy.processes.loader.compilation import Machine, loaded
+from egressproxy.processes.loader.compilation import Machine, compiled
 from egressproxy.processes.loader.loader import LOAD, SCHEMA
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
 from egressproxy.processes.loader.request import LoadRequest, write_request
@@ -91,7 +92,7 @@ def copies(process: LoaderProcess) -> list[int]:
 
 def test_a_configuration_is_loaded_as_in_this_process(process: LoaderProcess, folder: Path):
     there = Machine(system_roots=mark())
-    assert at_once(unpacking(load(process, folder).spec)) == loaded((folder,), BIND, machine=there)[1].spec
+    assert at_once(unpacking(load(process, folder).spec)) == compiled(read_all((folder,)), BIND, machine=there).spec
 
 
 def test_it_serves_one_request_after_the_other(folder: Path):
@@ -175,7 +176,7 @@ def test_it_makes_the_schema(process: LoaderProcess):
 def test_what_is_wrong_comes_back_whole(process: LoaderProcess, tmp_path: Path):
     m.write(tmp_path / "all.yaml", [m.gateway(m.forward_listener(99999)), m.policy(["a.test"], mode="Never")])
     with pytest.raises(ConfigError) as here:
-        loaded((tmp_path,), BIND)
+        compiled(read_all((tmp_path,)), BIND)
     with pytest.raises(ConfigError) as there:
         load(process, tmp_path)
     assert there.value.problems == here.value.problems

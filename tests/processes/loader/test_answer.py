@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from egressproxy.config.reading.load import read_all
 from egressproxy.config.reading.problems import ConfigError, Severity
 from egressproxy.model.work import at_once
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import answer, previous_of
-from egressproxy.processes.loader.compilation import Machine, loaded
+from egressproxy.processes.loader.compilation import Machine, compiled
 from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress, read_answer, shown
 from egressproxy.processes.packing import unpacking
@@ -51,9 +52,9 @@ def write(folder: Path, hostnames: list[str]) -> None:
 
 
 def test_it_is_what_a_compilation_in_this_process_makes(folder: Path):
-    _, compiled = loaded((folder,), BIND, machine=Machine(system_roots=mark()))
+    expected = compiled(read_all((folder,)), BIND, machine=Machine(system_roots=mark()))
     made = answered(folder)
-    assert at_once(unpacking(made.spec)) == compiled.spec
+    assert at_once(unpacking(made.spec)) == expected.spec
     assert made.objects == 4
     assert ListenerAddress("127.0.0.1", 3128, "egressproxy.io/forward-proxy", "agents/gw/forward") in made.places
     assert {kind for kind, (_, status) in statuses(made).items() if status} >= {"Gateway", "HTTPRoute", "EgressPolicy"}
@@ -62,7 +63,7 @@ def test_it_is_what_a_compilation_in_this_process_makes(folder: Path):
 def test_what_is_wrong_is_said_with_every_problem(tmp_path: Path):
     m.write(tmp_path / "all.yaml", [m.gateway(m.forward_listener(99999)), m.policy(["a.test"], mode="Never")])
     with pytest.raises(ConfigError) as here:
-        loaded((tmp_path,), BIND)
+        compiled(read_all((tmp_path,)), BIND)
     with pytest.raises(ConfigError) as there:
         answered(tmp_path)
     assert there.value.problems == here.value.problems

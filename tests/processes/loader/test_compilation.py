@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from egressproxy.config.compile.status.status_warnings import all_warnings
+from egressproxy.config.reading.load import read_all
 from egressproxy.config.reading.problems import ConfigError, Severity
 from egressproxy.filters.builtin import BUILTIN
 from egressproxy.model.secret import SecretSource
-from egressproxy.processes.loader.compilation import examined, loaded
+from egressproxy.processes.loader.compilation import compiled, examined
 from tests.support.waiting import WAIT_S
 
 EXAMPLES = Path(__file__).parents[3] / "config"
@@ -236,10 +237,11 @@ def told(folder: Path, objects: list[str]) -> tuple[list[str], set[tuple[str, st
     """What keeps these objects from being served, and what of them is not served, by object and code."""
     file = folder / "all.yaml"
     file.write_text("---\n".join(objects))
-    resources, compiled = examined((file,), ("127.0.0.1",))
-    findings = all_warnings(resources, compiled)
+    resources = read_all((file,))
+    made = examined(resources, ("127.0.0.1",))
+    findings = all_warnings(resources, made)
     unserved = {(each.object, each.code) for each in findings if each.severity is Severity.UNSERVED}
-    return [f"{each.object}: {each.field_path}" for each in compiled.problems], unserved
+    return [f"{each.object}: {each.field_path}" for each in made.problems], unserved
 
 
 def named(manifest: str) -> str:
@@ -270,7 +272,7 @@ def test_what_is_wrong_in_any_way_is_never_given_out(tmp_path: Path):
     for objects in ([*OBJECTS, field], [*OBJECTS, option.replace("name: inj", "name: other")], [field, option]):
         (tmp_path / "all.yaml").write_text("---\n".join(objects))
         with pytest.raises(ConfigError):
-            loaded((tmp_path / "all.yaml",), ("127.0.0.1",))
+            compiled(read_all((tmp_path / "all.yaml",)), ("127.0.0.1",))
 
 
 @pytest.mark.parametrize("is_trust_bundle", [False, True])
@@ -278,6 +280,7 @@ def test_an_option_that_cannot_be_read_may_be_what_others_miss(tmp_path: Path, i
     source = SecretSource("agents", "gone", path=tmp_path / "gone", is_trust_bundle=is_trust_bundle)
     file = tmp_path / "all.yaml"
     file.write_text("---\n".join(OBJECTS))
-    resources, compiled = examined((file, source), ("127.0.0.1",))
-    assert len(compiled.problems) == 1
-    assert all_warnings(resources, compiled) == []
+    resources = read_all((file, source))
+    made = examined(resources, ("127.0.0.1",))
+    assert len(made.problems) == 1
+    assert all_warnings(resources, made) == []

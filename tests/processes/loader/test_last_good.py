@@ -9,12 +9,12 @@ from time import time
 import pytest
 
 from egressproxy.config.compile.interface import Compiled
-from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.reading.load import ResourceSet, read_all
 from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.ir.gateway import CertificateIR, ListenerIR
 from egressproxy.model.secret import SecretSource
 from egressproxy.processes.loader.answer import handed_over, previous_of
-from egressproxy.processes.loader.compilation import loaded
+from egressproxy.processes.loader.compilation import compiled
 from tests.support.mounted import mount
 from tests.support.pki import Pki
 
@@ -105,7 +105,8 @@ class Bench:
 
     def load(self) -> ResourceSet:
         previous = previous_of(self.memory)
-        resources, self.compiled = loaded(self.sources, ("127.0.0.1",), previous)
+        resources = read_all(self.sources)
+        self.compiled = compiled(resources, ("127.0.0.1",), previous)
         self.made = handed_over(resources, self.compiled, previous)
         self.memory = self.made.memory
         return resources
