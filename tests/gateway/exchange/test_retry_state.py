@@ -408,9 +408,9 @@ def test_a_call_that_ends_with_a_status_of_the_rule_goes_again(trigger: str, sta
     for other in (ended(b"2"), ended(status, kind=b"text/plain")):
         assert Played(objects, other).run(POST).count(r.ATTEMPT) == 1
     for pushback in (b"-1", b"junk", b"007", b"", b"99999999999", b"20000"):
-        told = Played(objects, ended(status, (b"grpc-retry-pushback-ms", pushback)))
-        told.ends_at = told.now + 10
-        assert told.run(POST).count(r.ATTEMPT) == 1
+        brief = Played(objects, ended(status, (b"grpc-retry-pushback-ms", pushback)))
+        brief.ends_at = brief.now + 10
+        assert brief.run(POST).count(r.ATTEMPT) == 1
     waits = Played(objects, ended(status, (b"grpc-retry-pushback-ms", b"100")))
     waits.run(POST)
     assert waits.waits == [0.1]
