@@ -171,31 +171,14 @@ def test_a_filter_asks_for_the_next_backend_of_a_failover(converse: Start, metho
     first.take(rb"GET .*?\r\n\r\n")
 
 
-def test_a_filter_asks_for_another_attempt_of_a_rule_with_retries(converse: Start):
-    objects = weighted(retry={"attempts": 1, "codes": [503], "backoff": "0s"})
-    talk = converse(filtered("backend-response", objects), filters=choosing(refuse_first, Phase.BACKEND_RESPONSE))
-    talk.client >> GET
-    asked(talk, "a")
-    talk.origin >> OTHER
-    talk.until(lambda: bool(talk.origin.got))
-    talk.origin.take(rb"GET .*?\r\n\r\n")
-    talk.origin >> OK
-    talk.client.take(rb"HTTP/1.1 200 OK\r\nx-seen: 2\r\n.*\r\n\r\nhi")
-
-
-@pytest.mark.parametrize("rule", [{}, {"retry": {"attempts": 1, "codes": [503], "backoff": "0s"}}])
-def test_where_there_is_no_next_attempt_the_client_gets_a_502(converse: Start, rule: dict[str, Any]):
+def test_where_there_is_no_next_attempt_the_client_gets_a_502(converse: Start):
     def refuse(_x: Exchange) -> None:
         raise NextAttempt("it is empty")
 
-    talk = converse(filtered("backend-response", weighted(**rule)), filters=choosing(refuse, Phase.BACKEND_RESPONSE))
+    talk = converse(filtered("backend-response", weighted()), filters=choosing(refuse, Phase.BACKEND_RESPONSE))
     talk.client >> GET
     asked(talk, "a")
     talk.origin >> OTHER
-    if rule:
-        talk.until(lambda: bool(talk.origin.got))
-        talk.origin.take(rb"GET .*?\r\n\r\n")
-        talk.origin >> OTHER
     status, _, _, error = talk.client.answer()
     assert (status, error["reason"]) == (502, "filter_rejected")
     assert "it is empty" in error["message"]

@@ -3,7 +3,7 @@
 Runs on the client connection's Driver (ARCHITECTURE.md, "The loop, the poller and the driver"): an await here is a
 pause of this exchange alone, and costs nothing where nothing has to be waited for. Every way out of `serve` passes
 `finish`, except where a tunnel has the exchange, which `relay` completes. An error passes `handle_error` before, which
-turns it into a response.
+does what `Pipeline.end` says.
 """
 
 from __future__ import annotations

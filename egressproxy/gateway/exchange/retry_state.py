@@ -76,11 +76,11 @@ class RetryState:
     """The attempts of one request: what was tried, and where it goes next."""
 
     __slots__ = (
-        "_affinity", "_bound_session", "_codes", "_down", "_exchange", "_failover", "_failures", "_following",
-        "_is_adapted", "_is_good", "_is_hedged", "_origin", "_outcome", "_policy", "_presented_session", "_retries",
-        "_route", "_tried", "answer", "backend", "beginning", "body", "chosen", "collected", "elapsed_s", "ends_at",
-        "error", "failover_state", "first_byte_s", "hedges", "now", "parallel", "repeat", "replay_limit", "sessions",
-        "status", "target", "wait_s",
+        "_affinity", "_bound_session", "_codes", "_down", "_exchange", "_failover", "_following", "_is_adapted",
+        "_is_good", "_is_hedged", "_origin", "_outcome", "_policy", "_presented_session", "_retries", "_route",
+        "_tried", "answer", "backend", "beginning", "body", "chosen", "collected", "elapsed_s", "ends_at", "error",
+        "failover_state", "failures", "first_byte_s", "hedges", "now", "parallel", "repeat", "replay_limit",
+        "sessions", "status", "target", "wait_s",
     )  # fmt: skip
 
     # of the attempt under way, set when it begins
@@ -131,16 +131,11 @@ class RetryState:
         self.parallel: list[HostSet] = []  # the circuit breakers that count a retry of this request
         self._tried: set[UpstreamHost] = set()
         self._down: set[UpstreamHost] = set()  # tried hosts that refused the connection
-        self._failures: list[str] = []
+        self.failures: list[str] = []
         self._retries = 0
         self._is_hedged = False  # there were several attempts at once
         self.body: ReplayableBody | None = None
         self.answer: LocalResponse | None = None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether no attempt has failed yet."""
-        return not self._failures
 
     @property
     def has_failed(self) -> bool:
@@ -181,7 +176,7 @@ class RetryState:
                 error = self.error
                 if error is None:
                     if is_last:
-                        if self._failures or exchange.state:
+                        if self.failures or exchange.state:
                             self._answered()
                         yield DELIVER
                         return
@@ -280,7 +275,7 @@ class RetryState:
                 failover_state.answered(self.backend, exchange.response, status, self.now)
                 self._following = self._next_backend(None)
             if self._following is not None or ((status in policy.codes or is_of_grpc) and self._may_retry()):
-                self._failures.append(f"status {self._outcome}")
+                self.failures.append(f"status {self._outcome}")
                 return False
         if self._is_adapted:
             yield TRANSFORM
@@ -342,7 +337,7 @@ class RetryState:
                 or not self._takes_retry(backend)
             ):
                 return False
-        self._failures.append(self._outcome)
+        self.failures.append(self._outcome)
         if is_wish:
             return True
         if error.retry is RetrySafety.IF_REUSED:
@@ -433,8 +428,8 @@ class RetryState:
             self._note_attempt()
             if trail.is_shown:
                 exchange.response.fields.set(ATTEMPTS_FIELD, trail.field)
-        if self._failures:
-            exchange.detail = f"retried after {', '.join(dict.fromkeys(self._failures))}"
+        if self.failures:
+            exchange.detail = f"retried after {', '.join(dict.fromkeys(self.failures))}"
         if self._is_hedged:
             exchange.detail = f"{exchange.detail}; hedged" if exchange.detail else "hedged"
 

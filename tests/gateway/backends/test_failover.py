@@ -414,20 +414,6 @@ def test_a_stream_without_a_first_byte_goes_to_the_next_backend_and_is_reset(con
     assert origin.server.calls[1].reset == ErrorCodes.CANCEL
 
 
-def test_a_stream_of_http2_flows_from_its_first_byte_on(converse: Start):
-    talk = converse(over_http2(firstByte="5s"))
-    origin = http2_asked(talk)
-    origin.responds(1, None, is_last=False)
-    talk.client.hears_nothing()
-    origin.server.h2.send_data(1, b"one")
-    origin.goes_on()
-    talk.client << STREAM + b"3\r\none\r\n"
-    origin.server.h2.send_data(1, b"two", end_stream=True)
-    origin.goes_on()
-    talk.client << b"3\r\ntwo\r\n0\r\n\r\n"
-    talk.no_dial()
-
-
 # --- calls of gRPC ---------------------------------------------------------------------------------------------------
 def calls(**failover: Any) -> list[m.Manifest]:
     """A GRPCRoute to the Failover `any`, of a and b."""

@@ -288,18 +288,6 @@ def test_a_session_whose_endpoint_refuses_moves_to_another_one(converse: Start):
     talk.client.take(rb"HTTP/1.1 204 No Content\r\nSet-Cookie: egress-session-.*?\r\n\r\n")
 
 
-def test_a_session_that_moves_does_so_once_where_the_rule_has_no_retries(converse: Start):
-    talk = converse(persistent())
-    _, answer = ask(talk)
-    cookie, _ = cookie_of(answer)
-    talk.origin.leaves()
-    talk.client >> f"GET / HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n".encode()
-    refuse(talk)
-    refuse(talk)
-    assert talk.client.answer()[0] == 503
-    talk.no_dial()
-
-
 def test_a_session_stays_with_a_backend_whose_weight_became_0(converse: Start):
     def weighted(a: int, b: int) -> list[m.Manifest]:
         refs = [

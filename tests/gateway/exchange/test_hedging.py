@@ -118,19 +118,6 @@ def test_a_hedge_that_is_faster_is_the_answer_and_the_slow_attempt_is_cancelled(
     assert outcomes(talk) == {"won": 1}
 
 
-def test_a_first_attempt_that_answers_after_all_cancels_the_hedge(converse: Start):
-    talk = converse(hedging())
-    talk.client >> GET
-    _, first = asked(talk)
-    _, hedge = asked(talk)
-    first >> OK
-    talk.client << OK_PASSED
-    assert hedge.is_gone
-    assert talk.open == talk.idle == 1
-    assert trail(talk) == ["cancelled", "200"]
-    assert outcomes(talk) == {"cancelled": 1}
-
-
 def test_a_hedge_that_is_still_dialled_is_given_up(converse: Start):
     talk = converse(hedging())
     talk.client >> GET

@@ -18,6 +18,9 @@ from egressproxy.filters.base import NextAttempt
 from egressproxy.filters.catalog import Catalog
 from egressproxy.gateway.backends.failover import MAX_ATTEMPTS
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.session_persistence import BoundSession, Session, Sessions
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange import pipeline as p
 from egressproxy.gateway.exchange import retry_state as r
 from egressproxy.gateway.exchange.hedge_state import Hedge, HedgeState
@@ -79,6 +82,7 @@ class Played:
         self.begins = 200  # the status that the beginning of an answer stands for
         self.next_backend = -1  # the number of the backend of the rule that PREPARE chooses
         self.own_answer: LocalResponse | None = None
+        self.session: type[Session] | None = None  # the client shows one of this kind, with the last backend
         self.error: GatewayError | None = None
         self.now = 1000.0
         self.ends_at = 1e9
@@ -112,6 +116,11 @@ class Played:
 
     def _leave_result(self, action: str) -> None:
         state = self.state = self.pipeline.retry_state
+        route = self.pipeline.route
+        if action == p.ENTER_GATE and self.session is not None:
+            assert route is not None
+            assert route.retries is not None
+            route.retries.sessions = OneSession(self.session(0, 0, b"", route.backends[-1], None))
         if action == p.CALL:
             self.pipeline.choose(self.exchange)
         if state is None:
@@ -126,7 +135,6 @@ class Played:
             self.sent.append(state.body is None or state.body.is_kept)
             self._outcome(state, self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0])
         elif action == r.PREPARE:
-            route = self.pipeline.route
             assert route is not None
             state.answer = self.own_answer
             if self.next_backend >= 0:
@@ -325,6 +333,53 @@ def test_no_attempt_goes_to_a_backend_whose_place_is_denied():
         assert (played.error.reason, set(played.asked) <= {"a.example"}) == (Reason.DESTINATION_DENIED, True)
 
 
+# --- sessions ----------------------------------------------------------------------------------------------------
+class OneSession(Sessions):
+    shown_as = "a field"
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def find(self, exchange: Exchange) -> Session | None:
+        return self._session
+
+    def keep(self, exchange: Exchange, session: Session | None, backend: RouteBackend, target: UpstreamHost) -> None:
+        raise AssertionError("the driver delivers the answer")
+
+
+class OwnSession(BoundSession):
+    def lost(self) -> GatewayError:
+        return GatewayFault(Reason.NO_ROUTE, "its server is gone", status=404)
+
+
+def with_session(kind: type[Session], attempts: int, *outcomes: Outcome) -> Played:
+    refs = [{"group": m.OURS, "kind": "Backend", "name": name} for name in ("a", "b")]
+    rule = m.prefix_rule("/", "a", retry={"attempts": attempts, "backoff": "0s"}, backendRefs=refs)
+    played = Played(reverse(rule, objects=(m.backend("b", "b.example", 80),)), *outcomes)
+    played.session = kind
+    return played
+
+
+def test_a_session_whose_endpoint_refuses_moves_once_whether_or_not_the_rule_has_retries():
+    played = with_session(Session, 0, refused(), 200)
+    assert played.run() == [r.ATTEMPT, *AGAIN, r.DELIVER, p.SEND]
+    assert played.backends[0] == "b"
+    assert with_session(Session, 0, refused()).run() == [r.ATTEMPT, *AGAIN, r.FAIL]
+    assert with_session(Session, 0, fault(retry=RetrySafety.IF_REUSED)).run() == [r.ATTEMPT, r.FAIL]
+
+
+def test_the_requests_of_a_bound_session_go_nowhere_else():
+    played = with_session(OwnSession, 2, fault())
+    assert played.run() == [r.ATTEMPT, *AGAIN, *AGAIN, r.FAIL]
+    assert set(played.backends) == {"b"}
+    elsewhere = with_session(OwnSession, 2, 200)
+    elsewhere.exchange.keep(ADAPTER, cast("RequestAdapter", object()))
+    elsewhere.next_backend = 0
+    assert elsewhere.run() == [r.PREPARE, r.FAIL]
+    assert elsewhere.error is not None
+    assert elsewhere.error.status == 404
+
+
 # --- gRPC --------------------------------------------------------------------------------------------------------
 def called(*triggers: str) -> list[Manifest]:
     retries = {"attempts": 1, "backoff": "1ms", "retryOn": {"triggers": list(triggers)}}
@@ -353,9 +408,9 @@ def test_a_call_that_ends_with_a_status_of_the_rule_goes_again(trigger: str, sta
     for other in (ended(b"2"), ended(status, kind=b"text/plain")):
         assert Played(objects, other).run(POST).count(r.ATTEMPT) == 1
     for pushback in (b"-1", b"junk", b"007", b"", b"99999999999", b"20000"):
-        told = Played(objects, ended(status, (b"grpc-retry-pushback-ms", pushback)))
-        told.ends_at = told.now + 10
-        assert told.run(POST).count(r.ATTEMPT) == 1
+        brief = Played(objects, ended(status, (b"grpc-retry-pushback-ms", pushback)))
+        brief.ends_at = brief.now + 10
+        assert brief.run(POST).count(r.ATTEMPT) == 1
     waits = Played(objects, ended(status, (b"grpc-retry-pushback-ms", b"100")))
     waits.run(POST)
     assert waits.waits == [0.1]
