@@ -30,7 +30,8 @@ from egressproxy.gateway.product_types import ADAPTER, RequestAdapter
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.snapshot import Port
 from egressproxy.ir.gateway import ConfigIR
-from egressproxy.model.exchange import AttemptTrail, Exchange
+from egressproxy.model.attempt_trail import AttemptTrail
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
