@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, cast
 
 import pytest
-from egressproxy.gateway.build import build
+from egressproxy.gateway.builders.build import build
 from hypothesis import given
 from hypothesis import strategies as st
 
