@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any, cast
 
 import pytest
-from egressproxy.gateway.builders.build import build
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.session_persistence import BoundSession, Session, Sessions
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
+from egressproxy.gateway.builders.snapshot_builder import build
 from egressproxy.gateway.exchange import pipeline as p
 from egressproxy.gateway.exchange import retry_state as r
 from egressproxy.gateway.exchange.hedge_state import Hedge, HedgeState
