@@ -1,112 +1,31 @@
-"""Bodies as texts: the kind of a body, and the replaceable texts of a whole body."""
+"""Bodies as texts: the replaceable texts of a whole body."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final, TypeAlias
-from urllib.parse import quote_plus, unquote_to_bytes
 
 from egressproxy.ai.apis.message import MAX_COMMAS, MAX_PARTS, JsonMessage, TextPart
 from egressproxy.ai.apis.shared import answer_view, operation, request_view, view_ahead
 from egressproxy.ai.apis.splice import Path
 from egressproxy.ai.apis.texts import Found, TextKind, TextRole, where
+from egressproxy.ai.content.binary_text import finding_binary, may_be_binary
+from egressproxy.ai.content.body_kinds import BodyKind
+from egressproxy.ai.content.form_document import FormDocument, FormPart
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import Fields, finder
 from egressproxy.model.strict_json import Unreadable, has_too_many_parts, loads_strictly
 from egressproxy.model.work import Work, at_once
 
-
-class BodyKind(Enum):
-    """The format of the texts in a body."""
-
-    JSON = "json"
-    LINES = "lines"  # of JSON
-    TEXT = "text"
-    FORM = "form"
-    EVENTS = "events"  # a stream whose framing an editor of streams knows
-    UNKNOWN = "unknown"  # no Content-Type
-    OTHER = "other"  # without readable texts
-
-
 _JSON: Final = BodyKind.JSON  # faster than a lookup on the class
-_KINDS: Final = {
-    b"": BodyKind.UNKNOWN,
-    b"application/json": BodyKind.JSON,
-    b"application/x-www-form-urlencoded": BodyKind.FORM,
-    **dict.fromkeys((b"application/x-ndjson", b"application/jsonl", b"application/x-jsonlines"), BodyKind.LINES),
-    **dict.fromkeys((b"text/event-stream", b"application/vnd.amazon.eventstream"), BodyKind.EVENTS),
-    **dict.fromkeys((b"application/xml", b"application/javascript", b"application/yaml"), BodyKind.TEXT),
-    b"application/graphql": BodyKind.TEXT,
-}
-#: Messages in envelopes, which may be compressed or in base64, with any suffix after the plus sign.
-_ENVELOPES: Final = (b"application/grpc", b"application/connect+")
-_content_types: Final = finder(b"content-type").findall
-#: The most names and values of a form together.
-MAX_FORM_PARTS: Final = 50_000
 #: The most JSON values to skip without a pause.
 _PASSED: Final = 1024
-#: The most bytes of a name or value to decode without a pause.
-_DECODED: Final = 16 * 1024
-_CHARSET = re.compile(rb';\s*charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
-_READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"))
-
-
 #: A text of a document, with its role, its kind, and its location `where`, for people. An `is_signed` text must not be
 #: replaced.
-BodyText: TypeAlias = "TextPart | _String | _TextDocument | _FormPart"
+BodyText: TypeAlias = "TextPart | _String | _TextDocument | FormPart"
 #: A whole body: its `texts`, which may be replaced during the iteration, and the resulting `body` (`writing`: as
 #: cooperative work), the same object if no text was replaced.
 BodyTexts: TypeAlias = "JsonDocument | _LinesDocument | FormDocument | _TextDocument"
-
-
-def media_type_of(fields: Fields) -> bytes:
-    """The type of Content-Type, in lower case, without parameters; b"" for none, b"?" for several lines."""
-    return type_and_kind_of(fields)[0]
-
-
-def kind_of(fields: Fields) -> BodyKind:
-    """The kind of a body, by its Content-Type. Text in an unsupported charset is OTHER."""
-    return type_and_kind_of(fields)[1]
-
-
-def type_and_kind_of(fields: Fields) -> tuple[bytes, BodyKind]:
-    """`media_type_of` and `kind_of` together."""
-    lines = tuple(_content_types(fields.block))
-    return _known_types.get(lines) or _type_of_lines(lines)
-
-
-def _type_of_lines(lines: tuple[bytes, ...]) -> tuple[bytes, BodyKind]:
-    if len(lines) != 1:
-        return (b"?", BodyKind.OTHER) if lines else (b"", BodyKind.UNKNOWN)
-    known = _kind_of_line(lines[0])
-    if len(lines[0]) <= _MAX_KNOWN:
-        if len(_known_types) >= _MAX_TYPES:
-            _known_types.clear()
-        _known_types[lines] = known
-    return known
-
-
-def _kind_of_line(line: bytes) -> tuple[bytes, BodyKind]:
-    media_type = line.partition(b";")[0].strip().lower()
-    charset = _CHARSET.search(line)
-    is_read = charset is None or charset[1].lower() in _READ_CHARSETS
-    kind = _KINDS.get(media_type, BodyKind.OTHER)
-    if media_type and (not is_read or media_type.startswith(_ENVELOPES)):
-        kind = BodyKind.OTHER
-    elif media_type not in _KINDS and media_type.endswith(b"+json"):
-        kind = BodyKind.JSON
-    elif media_type not in _KINDS and (media_type.startswith(b"text/") or media_type.endswith(b"+xml")):
-        kind = BodyKind.TEXT
-    return media_type, kind
-
-
-#: A cache for frequent values: the most entries, and the most bytes of an entry.
-_known_types: Final[dict[tuple[bytes, ...], tuple[bytes, BodyKind]]] = {}
-_MAX_TYPES: Final = 256
-_MAX_KNOWN: Final = 128
 
 
 def reading_document(exchange: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> Work[BodyTexts]:
@@ -140,29 +59,6 @@ def _json_document(exchange: Exchange, body: bytes, is_request: bool) -> Work[Bo
     if not is_ai and type(message.value) is dict:
         is_ai = message.value.get("jsonrpc") == "2.0"
     return JsonDocument(message, is_ai)
-
-
-#: Members that hold binary data in messages of AI providers.
-_BINARY: Final = frozenset(
-    (
-        "b64_json",
-        "bytes",
-        "data",
-        "encrypted_content",
-        "file_data",
-        "signature",
-        "thoughtSignature",
-        "thought_signature",
-    )
-)
-#: The alphabets of RFC 4648 sections 4 and 5. A string with blanks or long numbers is text, not base64.
-_ALPHABETS: Final = (re.compile(r"[0-9A-Za-z+/\r\n]*"), re.compile(r"[0-9A-Za-z_\r\n-]*"))
-_LONG_NUMBER = re.compile(r"[0-9-]{13}")
-_OVERLAP: Final = 12
-#: The most characters of base64 to check without a pause, and the most before the end of `;base64,` in a data URL.
-_LOOKED_AT: Final = 32 * 1024
-_DATA_HEAD: Final = 107
-_MIN_BINARY: Final = 64
 
 
 class _String:
@@ -289,33 +185,6 @@ def _names_and_numbers(value: Any, path: Path) -> Iterator[tuple[Path, str, bool
         yield path, digits, False
 
 
-def may_be_binary(key: str, text: str) -> bool:
-    """Whether the beginning of a string alone does not rule out binary data."""
-    return key in _BINARY or text.startswith("data:")
-
-
-def finding_binary(key: str, text: str) -> Work[bool]:
-    """Whether a string in a conversation, the member `key`, is base64 such as an image, as cooperative work."""
-    begin = 0
-    if key in _BINARY:
-        if len(text) < _MIN_BINARY:
-            return False
-    else:
-        mark = text.find(";base64,", 0, _DATA_HEAD) if text.startswith("data:") else -1
-        if mark < 0 or " " in text[:mark]:
-            return False
-        begin = mark + len(";base64,")
-    end = len(text.rstrip("\r\n="))
-    alphabets: tuple[re.Pattern[str], ...] = _ALPHABETS
-    for start in range(begin, end, _LOOKED_AT):
-        yield
-        piece = text[max(begin, start - _OVERLAP) : min(start + _LOOKED_AT, end)]
-        alphabets = tuple(each for each in alphabets if each.fullmatch(piece) is not None)
-        if not alphabets or _LONG_NUMBER.search(piece) is not None:
-            return False
-    return begin < end
-
-
 def _looks_like_json(text: str) -> bool:
     return text.lstrip()[:1] in ("{", "[")
 
@@ -391,95 +260,3 @@ class _LinesDocument:
 
     def body(self) -> bytes:
         return at_once(self.writing())
-
-
-class FormDocument:
-    """`name=value&…` of a form or query. Names and values are texts; all other bytes stay unchanged."""
-
-    __slots__ = ("_body", "_changed", "_parts")
-
-    def __init__(self, body: bytes, parts: list[_FormPart]) -> None:
-        self._body = body
-        self._parts = parts
-        self._changed: dict[int, tuple[int, bytes]] = {}  # start -> end, replacement
-
-    @classmethod
-    def reading(cls, body: bytes) -> Work[FormDocument]:
-        """The document of this body or query. Raises Unreadable."""
-        if b"\0" in body:
-            raise Unreadable("it has NUL characters: it is no form, or not UTF-8")
-        if body.count(b"&") + body.count(b";") + body.count(b"=") > MAX_FORM_PARTS:
-            raise Unreadable(f"it has more than {MAX_FORM_PARTS} names and values")
-        document = cls(body, [])
-        for begin, end in _between_marks(body):
-            text = yield from _decoded(body[begin:end])
-            document._parts.append(_FormPart(document, begin, end, text))
-            yield
-        return document
-
-    def texts(self) -> Iterator[BodyText]:
-        """Each name and each value, decoded."""
-        return iter(self._parts)
-
-    def put(self, begin: int, end: int, text: str) -> None:
-        """Replace the name or value at this range."""
-        self._changed[begin] = end, quote_plus(text).encode()
-
-    def writing(self) -> Work[bytes]:
-        """`body` as cooperative work."""
-        if not self._changed:
-            return self._body
-        pieces, done = list[bytes](), 0
-        for begin, (end, written) in sorted(self._changed.items()):
-            pieces += (self._body[done:begin], written)
-            done = end
-            yield
-        return b"".join((*pieces, self._body[done:]))
-
-    def body(self) -> bytes:
-        return at_once(self.writing())
-
-
-def _between_marks(body: bytes) -> Iterator[tuple[int, int]]:
-    """The start and end of each non-empty name and value of a form."""
-    at, size = 0, len(body)
-    following = dict.fromkeys(b"&;=", -1)  # the next position of each mark
-    while at < size:
-        for mark, found in following.items():
-            if found < at:
-                found = body.find(mark, at)
-                following[mark] = size if found < 0 else found
-        end = min(following.values())
-        if end > at:
-            yield at, end
-        at = end + 1
-
-
-def _decoded(piece: bytes) -> Work[str]:
-    if b"%" in piece or b"+" in piece:
-        made, at = list[bytes](), 0
-        while at < len(piece):
-            end = at + _DECODED
-            if b"%" in piece[end - 2 : end]:
-                end -= 2 if piece[end - 2 : end - 1] == b"%" else 1
-            made.append(unquote_to_bytes(piece[at:end].replace(b"+", b" ")))
-            at = end
-            yield
-        piece = b"".join(made)
-    return piece.decode("utf-8", "replace")
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class _FormPart:
-    _document: FormDocument
-    _begin: int
-    _end: int
-    text: str
-
-    is_signed = False
-    kind = TextKind.TEXT
-    role = TextRole.NONE
-    where = "a form or query"
-
-    def replace(self, text: str) -> None:
-        self._document.put(self._begin, self._end, text)

@@ -15,15 +15,11 @@ from egressproxy.ai.apis.shared import operation
 from egressproxy.ai.apis.stream_events import Channel
 from egressproxy.ai.apis.streams import SLICE, LenientEditor, StreamEditor, TextFunction, framing_of
 from egressproxy.ai.apis.texts import TextKind
-from egressproxy.ai.content.bodies import (
-    BodyKind,
-    BodyText,
-    FormDocument,
-    reading_document,
-    type_and_kind_of,
-)
+from egressproxy.ai.content.bodies import BodyText, reading_document
+from egressproxy.ai.content.body_kinds import BodyKind, type_and_kind_of
 from egressproxy.ai.content.content_filter import ContentFilter
 from egressproxy.ai.content.entities import scanner_of
+from egressproxy.ai.content.form_document import FormDocument
 from egressproxy.ai.content.pii_config import Action, PIIDetectorConfig
 from egressproxy.ai.content.placeholders import Placeholders, Restorer
 from egressproxy.ai.content.presidio import Presidio

@@ -15,7 +15,8 @@ from egressproxy.ai.apis.splice import Path
 from egressproxy.ai.apis.stream_events import Channel
 from egressproxy.ai.apis.streams import SLICE, StreamEditor, framing_of
 from egressproxy.ai.apis.texts import Found, TextKind, TextRole
-from egressproxy.ai.content.bodies import BodyKind, BodyText, kind_of, media_type_of, reading_document
+from egressproxy.ai.content.bodies import BodyText, reading_document
+from egressproxy.ai.content.body_kinds import BodyKind, kind_of, media_type_of
 from egressproxy.ai.content.content_filter import ContentFilter
 from egressproxy.ai.content.folding import Folder
 from egressproxy.ai.content.injection_phrases import PHRASES, InjectionPhrases

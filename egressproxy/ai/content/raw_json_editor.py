@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from egressproxy.ai.content.bodies import BodyTexts, JsonDocument, finding_binary, may_be_binary
+from egressproxy.ai.content.binary_text import finding_binary, may_be_binary
+from egressproxy.ai.content.bodies import BodyTexts, JsonDocument
 from egressproxy.ai.content.spans import Replace, Scanner, Span, replaced
 from egressproxy.model.work import Work, at_once
 

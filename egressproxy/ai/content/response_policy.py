@@ -20,7 +20,8 @@ from egressproxy.ai.apis.stream_events import Channel
 from egressproxy.ai.apis.streams import SLICE, LenientEditor, StreamEditor, StreamReader, framing_of, sliced
 from egressproxy.ai.apis.texts import TextKind, TextRole
 from egressproxy.ai.content.answer_ends import AnswerEnd, BegunResponse, end_of, mark_as_cut, written_end
-from egressproxy.ai.content.bodies import BodyKind, kind_of, media_type_of, reading_document
+from egressproxy.ai.content.bodies import reading_document
+from egressproxy.ai.content.body_kinds import BodyKind, kind_of, media_type_of
 from egressproxy.ai.content.content_filter import ContentFilter
 from egressproxy.ai.content.entities import ENTITIES, check_countries, scanner_of
 from egressproxy.ai.content.folding import Folder

@@ -18,7 +18,7 @@ from egressproxy.ai.apis.offered_tools import WEB_SEARCH, names_of_tool
 from egressproxy.ai.apis.request import AiRequest
 from egressproxy.ai.apis.shared import answer_view, operation, request_view, status_of_unseen, view_ahead
 from egressproxy.ai.apis.streams import SLICE, framing_of
-from egressproxy.ai.content.bodies import media_type_of
+from egressproxy.ai.content.body_kinds import media_type_of
 from egressproxy.ai.filters.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.ai.filters.tool_streams import ToolStream
 from egressproxy.errors import Reason

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egressproxy.ai.content import bodies
-from egressproxy.ai.content.bodies import BodyKind, type_and_kind_of
+from egressproxy.ai.content import body_kinds
+from egressproxy.ai.content.body_kinds import BodyKind, type_and_kind_of
 from egressproxy.model.fields import Fields
 from tests.support.properties import examples
 
@@ -25,16 +25,16 @@ def test_what_is_kept_of_a_type_is_what_is_read_of_it(lines: list[bytes]):
     fields = Fields.of([(b"Content-Type", line.strip()) for line in lines])
     values = fields.get_all(b"content-type")
     none = (b"?", BodyKind.OTHER) if lines else (b"", BodyKind.UNKNOWN)
-    expected = bodies._kind_of_line(values[0]) if len(lines) == 1 else none
+    expected = body_kinds._kind_of_line(values[0]) if len(lines) == 1 else none
     assert type_and_kind_of(fields) == expected
     assert type_and_kind_of(fields) == expected
 
 
 @pytest.mark.parametrize("more", [b"", b"x" * 200])
 def test_only_so_many_types_are_kept_and_no_long_ones(more: bytes):
-    bodies._known_types.clear()
+    body_kinds._known_types.clear()
     for number in range(600):
         line = b"application/json; v=%d%s" % (number, more)
         assert type_and_kind_of(Fields.of([(b"content-type", line)])) == (b"application/json", BodyKind.JSON)
-        assert len(bodies._known_types) <= (0 if more else 256)
-    assert bool(bodies._known_types) is not bool(more)
+        assert len(body_kinds._known_types) <= (0 if more else 256)
+    assert bool(body_kinds._known_types) is not bool(more)
