@@ -52,14 +52,8 @@ class Products:
     """
 
     __slots__ = (
-        "answer_beginning",
-        "backend_filter",
-        "endpoint",
-        "error_form",
-        "external_auth",
-        "rules",
-        "self_service",
-    )
+        "answer_beginning", "backend_filter", "endpoint", "error_form", "external_auth", "rules", "self_service",
+    )  # fmt: skip
 
     rules: Sequence[RuleProduct]
     endpoint: Callable[[WeightedBackend], ProviderEndpoint | None]

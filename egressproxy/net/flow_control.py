@@ -77,16 +77,8 @@ class FlowControl(asyncio.Protocol):
     """One side of a relay: a transport, its reading state, its source, and the framing of the body it sends."""
 
     __slots__ = (
-        "_poller",
-        "_unflushed",
-        "_unflushed_size",
-        "bytes_in",
-        "bytes_out",
-        "feeder",
-        "is_reading_paused",
-        "is_write_blocked",
-        "sends_chunked",
-        "transport",
+        "_poller", "_unflushed", "_unflushed_size", "bytes_in", "bytes_out", "feeder", "is_reading_paused",
+        "is_write_blocked", "sends_chunked", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport

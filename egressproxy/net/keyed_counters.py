@@ -180,10 +180,6 @@ class KeyedCounters:
             self.cells[at * _CELLS + 2] = self.cells[at * _CELLS + 3] = 0.0
             at = owners.find(owner, at + 1)
 
-    def in_use(self, now: float) -> int:
-        """The number of entries that have not expired, including the overflow entry."""
-        return sum(until > now for until in self.cells[2::_CELLS])
-
 
 class OwnCounters:
     """The tables of a single serving process, by limit. A table lives while it is referenced, and the LATEST tables

@@ -122,19 +122,9 @@ class AccessLog:
     """
 
     __slots__ = (
-        "_denials",
-        "_denials_second",
-        "_lines",
-        "_logged",
-        "_millisecond",
-        "_moment",
-        "_places",
-        "_size",
-        "_stamps",
-        "_timer",
-        "_writer",
-        "suppressed",
-    )
+        "_denials", "_denials_second", "_lines", "_logged", "_millisecond", "_moment", "_places", "_size", "_stamps",
+        "_timer", "_writer", "suppressed",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -25,20 +25,9 @@ class LogWriter:
     """
 
     __slots__ = (
-        "_closing",
-        "_descriptor",
-        "_lock",
-        "_max_waiting",
-        "_path",
-        "_queue",
-        "_thread",
-        "_torn",
-        "_turn",
-        "_waiting",
-        "_warned_at",
-        "dropped",
-        "written",
-    )
+        "_closing", "_descriptor", "_lock", "_max_waiting", "_path", "_queue", "_thread", "_torn", "_turn", "_waiting",
+        "_warned_at", "dropped", "written",
+    )  # fmt: skip
 
     def __init__(self, target: str | int | None, max_waiting_bytes: int, turn: AbstractContextManager[object]) -> None:
         self._turn = turn

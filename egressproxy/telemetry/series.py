@@ -79,28 +79,10 @@ class Series:
     """
 
     __slots__ = (
-        "answer_sum_s",
-        "answers",
-        "at_once",
-        "begun",
-        "body_sum_s",
-        "bytes_in",
-        "bytes_out",
-        "calls",
-        "denied",
-        "duration_sum_s",
-        "failed_attempts",
-        "failovers",
-        "failures",
-        "has_tunnels",
-        "hedges",
-        "labels",
-        "mirrored",
-        "requests",
-        "streamed",
-        "tunnels_active",
-        "would_deny",
-    )
+        "answer_sum_s", "answers", "at_once", "begun", "body_sum_s", "bytes_in", "bytes_out", "calls", "denied",
+        "duration_sum_s", "failed_attempts", "failovers", "failures", "has_tunnels", "hedges", "labels", "mirrored",
+        "requests", "streamed", "tunnels_active", "would_deny",
+    )  # fmt: skip
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels

@@ -8,18 +8,9 @@ from typing import Final
 from egressproxy.model.work import Work
 
 #: Members that hold binary data in messages of AI providers.
-_BINARY: Final = frozenset(
-    (
-        "b64_json",
-        "bytes",
-        "data",
-        "encrypted_content",
-        "file_data",
-        "signature",
-        "thoughtSignature",
-        "thought_signature",
-    )
-)
+_BINARY: Final = frozenset((
+    "b64_json", "bytes", "data", "encrypted_content", "file_data", "signature", "thoughtSignature", "thought_signature",
+))  # fmt: skip
 #: The alphabets of RFC 4648 sections 4 and 5. A string with blanks or long numbers is text, not base64.
 _ALPHABETS: Final = (re.compile(r"[0-9A-Za-z+/\r\n]*"), re.compile(r"[0-9A-Za-z_\r\n-]*"))
 _LONG_NUMBER = re.compile(r"[0-9-]{13}")

@@ -87,19 +87,9 @@ class ConnectionOpener:
     """Opens connections to a backend, under one set of DNS, address and TLS rules."""
 
     __slots__ = (
-        "_connect_s",
-        "_is_operators",
-        "_is_parent",
-        "_network",
-        "_parent",
-        "_policy",
-        "_policy_own",
-        "resolver",
-        "reverse_check",
-        "spec",
-        "tls_failure",
-        "who",
-    )
+        "_connect_s", "_is_operators", "_is_parent", "_network", "_parent", "_policy", "_policy_own", "resolver",
+        "reverse_check", "spec", "tls_failure", "who",
+    )  # fmt: skip
 
     def __init__(self, spec: ConnectionIR, network: Network, parent: Parent | None, *, is_parent: bool = False) -> None:
         """`is_parent`: the backend is a proxy on the way to another, and what fails there says so."""

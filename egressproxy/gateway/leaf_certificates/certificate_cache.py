@@ -52,16 +52,8 @@ class CertificateCache:
     """The leaves of one CA. It lives as long as that CA is in the configuration."""
 
     __slots__ = (
-        "_certificates",
-        "_chain_pem",
-        "_clock",
-        "_contexts",
-        "_counted",
-        "_key_pem",
-        "_of_client",
-        "_signer",
-        "_waiting",
-        "policy",
+        "_certificates", "_chain_pem", "_clock", "_contexts", "_counted", "_key_pem", "_of_client", "_signer",
+        "_waiting", "policy",
     )  # fmt: skip
 
     def __init__(

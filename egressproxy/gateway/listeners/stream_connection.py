@@ -91,18 +91,9 @@ class StreamConnection(_HoldingConnection):
     """A client's connection to a TLS or TCP listener."""
 
     __slots__ = (
-        "accounting",
-        "client",
-        "deadline",
-        "error",
-        "handler",
-        "hello",
-        "hello_size",
-        "metrics",
-        "pipeline",
-        "reader",
+        "accounting", "client", "deadline", "error", "handler", "hello", "hello_size", "metrics", "pipeline", "reader",
         "state",
-    )
+    )  # fmt: skip
 
     def __init__(self, connection_manager: HttpConnectionManager, metrics: Metrics, state: OpenConnections) -> None:
         first = state.port.first

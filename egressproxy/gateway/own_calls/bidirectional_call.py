@@ -34,28 +34,10 @@ class BidirectionalCall(UpstreamCaller):
     """Implements `filters.calls.MessageStream`."""
 
     __slots__ = (
-        "_backend",
-        "_chain",
-        "_cluster",
-        "_counted",
-        "_has_ended",
-        "_inner",
-        "_is_blocked",
-        "_is_over",
-        "_is_reading_paused",
-        "_kept",
-        "_kept_bytes",
-        "_life",
-        "_linger",
-        "_reader",
-        "_receiver",
-        "_started",
-        "_trailers",
-        "_upstream",
-        "_waiting",
-        "driver",
-        "resources",
-    )
+        "_backend", "_chain", "_cluster", "_counted", "_has_ended", "_inner", "_is_blocked", "_is_over",
+        "_is_reading_paused", "_kept", "_kept_bytes", "_life", "_linger", "_reader", "_receiver", "_started",
+        "_trailers", "_upstream", "_waiting", "driver", "resources",
+    )  # fmt: skip
 
     def __init__(
         self,
