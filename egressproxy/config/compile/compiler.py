@@ -8,10 +8,8 @@ before anything is given out; everything else that is wrong is a condition in st
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
 from operator import attrgetter
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
@@ -40,18 +38,14 @@ from egressproxy.config.compile.interface import (
     problem_at,
     unserved,
 )
+from egressproxy.config.compile.listener_compiler import DENIED, ListenerCompiler
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
-from egressproxy.config.compile.policies.layers import Layers, Level, narrowing
+from egressproxy.config.compile.policies.layers import Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
 from egressproxy.config.compile.policies.subjects import (
     NOBODY,
-    SubjectNotes,
-    claims_of,
-    client_sets,
-    closed_to_clients,
-    subject_ir,
 )
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
@@ -74,14 +68,12 @@ from egressproxy.config.resources.core import ConfigMap, Service
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
-from egressproxy.ir.gateway import ConfigIR, KeyUrlIR, ListenerIR, VariantIR
+from egressproxy.ir.gateway import ConfigIR, ListenerIR
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.certificate import CertificateUse
 from egressproxy.model.published_object import Key
 
-#: A backend of a route stands for a place that policy denies.
-_DENIED = "egressproxy.io/Denied"
 _PERMITS_NOTHING = (
     "the route names no hostnames, so destinations decide where its Dynamic backend leads, and no destinations.allow "
     "holds on listener {}: it can reach nothing"
@@ -172,13 +164,11 @@ class _Run:
             self._backends, backend_refs, self._policies, self._extensions, self._policy_filters, self._pipelines
         )
         self._validator = RouteValidator(self._backends, self._extensions, self._pipelines, defaults.check_pattern)
-        self._denials = DeniedBackends(defaults.denials)
+        self._listeners = ListenerCompiler(self._policies, self._routes, DeniedBackends(defaults.denials))
         self._plans: list[GatewayPlan] = []
         self._served: dict[ListenerPlan, ServedRoutes] = {}
         self._statuses: dict[Key, Status] = {}
         self._route_statuses: dict[Key, ReferenceConditions] = {}
-        self._subject_notes = SubjectNotes()
-        self._narrowing = cache(narrowing)
 
     def compile(self) -> tuple[ListenerIR, ...]:
         """Everything but status."""
@@ -210,7 +200,10 @@ class _Run:
         for route in sorted(self._all_routes(), key=age_of):
             self._attach(route, parents)
         return tuple(
-            self._listener(gateway, plan) for gateway in self._plans for plan in gateway.listeners if not plan.problem
+            self._listeners.listener(gateway, plan, self._served[plan])
+            for gateway in self._plans
+            for plan in gateway.listeners
+            if not plan.problem
         )
 
     @property
@@ -244,7 +237,7 @@ class _Run:
     def statuses(self) -> dict[Key, Status]:
         """Every object's status, without times."""
         statuses = self._statuses
-        self._subject_notes.write(self._policies.objects)
+        self._listeners.notes.write(self._policies.objects)
         statuses.update((key, status.to_status()) for key, status in self._route_statuses.items())
         statuses.update(class_statuses(self._classes, self._generations, self._catalogue_sentence))
         statuses.update(self.filter_types.statuses(self._generations, self._extensions.faults))
@@ -316,7 +309,7 @@ class _Run:
         """The policies of every listener; and which targets exist, for the status of the policies."""
         for plan in self._plans:
             for listener in plan.listeners:
-                self._served[listener] = ServedRoutes(self._layers_of(listener))
+                self._served[listener] = ServedRoutes(self._listeners.layers_of(listener))
         for route in self._all_routes():
             self._policies.layer(Level.ROUTE, route.key)
             for rule in route.spec.rules:
@@ -326,14 +319,6 @@ class _Run:
             for backend in self._resources.of(kind):
                 resolver = backend.spec.resolver if isinstance(backend, Backend) else None
                 self._policies.layer(Level.BACKEND, backend.key, "", resolver)
-
-    def _layers_of(self, listener: ListenerPlan) -> Layers:
-        layers = self._policies.layer(Level.GATEWAY, listener.gateway.key)
-        if listener.owner is not listener.gateway:
-            if listener.owner.namespace != listener.gateway.namespace:
-                layers = tuple(map(self._narrowing, layers))
-            layers += self._policies.layer(Level.LISTENER, listener.owner.key)
-        return layers + self._policies.layer(Level.LISTENER, listener.owner.key, listener.listener.name)
 
     def _attach(self, route: AnyRoute, parents: Parents) -> None:
         """Attach a route wherever its parentRefs lead, and state its conditions for each."""
@@ -396,29 +381,10 @@ class _Run:
             for error in validation.idle_endpoints(backends):
                 conditions.add_note("Accepted", f"Listener {listener.name} does not use an endpoint of {error}.")
             if not hostnames and self._permits_nothing(backends, listener):
-                conditions.set(_DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
-            for said in self._sentences(route, listener, validation, backends, mirrored):
-                self._subject_notes.report(conditions, *said)
+                conditions.set(DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
+            for said in self._listeners.sentences(route, listener, validation, backends, mirrored):
+                self._listeners.notes.report(conditions, *said)
         self._route_statuses[route.key] = status
-
-    def _sentences(
-        self,
-        route: AnyRoute,
-        listener: ListenerPlan,
-        validation: RouteValidation,
-        backends: Sequence[WeightedBackend],
-        mirrored: Sequence[WeightedBackend],
-    ) -> Iterator[tuple[str, str, str]]:
-        """What policies close of a route on a listener: for conditions, with type and reason."""
-        for error in validation.unreported(backends):
-            is_elsewhere = any(each.is_elsewhere and each.error == error for each in backends)
-            code = 403 if is_elsewhere else 500
-            yield "Accepted", "Accepted", f"Listener {listener.name} answers {code} for some requests: {error}."
-        for error in validation.unreported(mirrored):
-            yield "Accepted", "Accepted", f"Listener {listener.name} mirrors less than is written: {error}."
-        are_streams = not isinstance(route, HttpRoute | GrpcRoute)
-        for sentence in self._denials.sentences(listener.name, backends, mirrored, are_streams=are_streams):
-            yield _DENIED, "DestinationDenied", sentence
 
     def _set_mesh_conditions(self, route: AnyRoute, of_mesh: Sequence[int], status: ReferenceConditions) -> None:
         """A route that no Gateway of ours serves, and that names Services as its parents: status says so for each."""
@@ -434,99 +400,3 @@ class _Run:
             return False
         policy = self._policies.merge(self._served[listener].layers, is_routed=False).policy
         return policy.mode is Mode.ENFORCE and not any(policy.destinations.allow)
-
-    def _listener(self, gateway: GatewayPlan, plan: ListenerPlan) -> ListenerIR:
-        served = self._served[plan]
-        with self._policies.for_clients(NOBODY, served.met):
-            self._layers_of(plan)
-            made = self._listener_of(gateway, plan, served)
-        for said in self._default_sentences(plan, made.default_backend):
-            self._subject_notes.report(plan.conditions, *said)
-        return self._with_variants(made, gateway, plan, served) if served.met else made
-
-    def _default_sentences(self, plan: ListenerPlan, default: WeightedBackend | None) -> Iterator[tuple[str, str, str]]:
-        """As `_sentences`, of what no route matches."""
-        if default is None:
-            return
-        if default.backend is None:
-            code = 403 if default.is_elsewhere else 500
-            sentence = f"Destinations that no route matches are answered with {code}: {default.error}."
-            yield "Accepted", "Accepted", sentence
-        for sentence in self._denials.sentences(plan.name, (default,), ()):
-            yield _DENIED, "DestinationDenied", sentence
-
-    def _with_variants(
-        self, made: ListenerIR, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes
-    ) -> ListenerIR:
-        """The listener with what it is for clients that fit `subjects`."""
-        is_complete, identity = False, made.policy.identity
-        own_domain = identity.trust_domain if identity is not None else ""
-        while not is_complete:  # another parent, say, may have policies of its own
-            policies, met = self._policies.with_subjects(served.met), len(served.met)
-            found = client_sets(policies, own_domain, self._policies.foreign_at(served.met))
-            variants = tuple(
-                VariantIR(frozenset(f"{key[2]}/{key[3]}" for key in each), self._variant(gateway, plan, served, each))
-                for each in found.sets
-            )
-            is_complete = met == len(served.met)
-        for policy in policies:
-            self._policies.note_bound(policy, plan.name, found.at_most)
-        for holding, variant in zip(found.sets, variants, strict=True):
-            for sentence in closed_to_clients(made, variant.listener):
-                for key in holding:
-                    self._policies.note(key, f"For its subjects {sentence}")
-        subjects = tuple(
-            (each.full_name, tuple(subject_ir(subject, own_domain) for subject in each.spec.subjects))
-            for each in policies
-        )
-        if identity is not None:
-            claims = tuple(sorted({*identity.claims, *claims_of(policies)}))
-            made = replace(made, policy=replace(made.policy, identity=replace(identity, claims=claims)))
-        return replace(made, subjects=subjects, variants=variants)
-
-    def _variant(
-        self, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes, holding: frozenset[Key]
-    ) -> ListenerIR:
-        notes = self._subject_notes
-        with self._policies.for_clients(holding, served.met):
-            own = ServedRoutes(self._layers_of(plan))
-            for added in served.added:
-                if own.layers == served.layers and not self._policies.is_touched(added.met, holding):
-                    own.serve(added)
-                    continue
-                route, validation, conditions = added.route, added.validation, added.conditions
-                backends, mirrored = own.add(route, added.attachment, validation, conditions, self._routes)
-                for said in self._sentences(route, plan, validation, backends, mirrored):
-                    notes.add(conditions, *said, holding)
-            made = self._listener_of(gateway, plan, own)
-        for said in self._default_sentences(plan, made.default_backend):
-            notes.add(plan.conditions, *said, holding)
-        if made.policy.identity is not None:  # who the client is was asked before
-            made = replace(made, policy=replace(made.policy, identity=None), key_urls=())
-        return made
-
-    def _listener_of(self, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes) -> ListenerIR:
-        assert plan.protocol is not None
-        policy, extensions, default = self._routes.without_route(plan, served.layers)
-        issuers = policy.identity.issuers if policy.identity is not None else ()
-        key_urls = tuple(
-            KeyUrlIR(each.issuer, each.key_path, self._routes.backend_refs.of_issuer(each, served.layers))
-            for each in issuers
-            if each.key_path
-        )
-        return ListenerIR(
-            gateway=gateway.gateway.full_name,
-            name=plan.name,
-            addresses=gateway.addresses,
-            port=plan.listener.port,
-            protocol=plan.protocol,
-            hostname=plan.hostname,
-            tls=plan.tls,
-            http_routes=tuple(served.http),
-            tls_routes=tuple(served.tls),
-            tcp_routes=tuple(served.tcp),
-            policy=policy,
-            extensions=extensions,
-            default_backend=default,
-            key_urls=key_urls,
-        )
