@@ -21,13 +21,13 @@ from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
 from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.model.authority import Authority
-from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.net.process import close_memory
 from egressproxy.net.system_roots import watched
 from egressproxy.net.terminal import LOOK_S, ControllingTerminal
+from egressproxy.processes.forward_listeners import ForwardListener
 from egressproxy.processes.listening_sockets import ListeningSockets, Place
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import tell_problems

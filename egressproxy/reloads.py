@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from egressproxy.config.reading.problems import ConfigError, Problem
-from egressproxy.ir.gateway import ListenerProtocol, every_listener
-from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.model.work import at_once
 from egressproxy.net.listening import BindError, is_inside
+from egressproxy.processes.forward_listeners import ForwardListener, forward_listeners
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected, tell_findings, tell_problems
 from egressproxy.processes.loader.process import LoadingFailed
@@ -141,7 +140,7 @@ class ConfigManager:
 
     async def forward_listeners(self) -> list[ForwardListener]:
         """Where clients find their proxy."""
-        return await asyncio.to_thread(_forward_listeners, self._packed)
+        return await asyncio.to_thread(lambda: forward_listeners(zlib.decompress(self._packed)))
 
     # --- into service ----------------------------------------------------------------------------------------------
     async def take(self, acknowledged: Collection[str] = ()) -> None:
@@ -448,18 +447,3 @@ def _model(packed: bytes, bind: Sequence[str]) -> bytes:
 
     spec = at_once(unpacking(zlib.decompress(packed)))
     return json.dumps({"model": outline(spec), "bind": list(bind)}).encode()
-
-
-def _forward_listeners(packed: bytes) -> list[ForwardListener]:
-    chains: dict[str, dict[str, None]] = {}
-    spec = at_once(unpacking(zlib.decompress(packed)))
-    for listener in every_listener(spec):
-        found = chains.setdefault(f"{listener.gateway}/{listener.name}", {})
-        found.update(dict.fromkeys(each.chain_pem for each in listener.policy.intercepts))
-    return [
-        ForwardListener(name, address, listener.port, listener.tls is not None, "".join(chains[name]))
-        for listener in spec.listeners
-        if listener.protocol is ListenerProtocol.FORWARD_PROXY
-        for name in [f"{listener.gateway}/{listener.name}"]
-        for address in [each for each in listener.addresses if not is_unix(each)][:1]  # no variable names a socket file
-    ]

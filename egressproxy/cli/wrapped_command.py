@@ -30,8 +30,8 @@ import click
 
 from egressproxy.cli.client_settings import ClientSettings, Login, Proxy, inherited
 from egressproxy.cli.serving import serve
-from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.net.process import close_memory
+from egressproxy.processes.forward_listeners import ForwardListener
 from egressproxy.run_options import RunOptions
 
 #: The exit status of `env`, `timeout` and `docker run` for their own failures.

@@ -248,33 +248,24 @@ def has_said_hello(peer: ssl.SSLObject) -> bool:
     return hasattr(peer, _SERVER_NAME)
 
 
-def verified_certificate(peer: ssl.SSLObject) -> bytes | None:
-    """The verified certificate (DER) of a client of a `server_context`. None without one, or if unverified certificates
-    are accepted.
-    """
-    return peer.getpeercert(binary_form=True) if _is_verified(peer) else None
-
-
 def verified_fields(peer: ssl.SSLObject) -> dict[str, Any]:
-    """Subject, names and dates of the `verified_certificate`, as `getpeercert` gives them; {} where there is none."""
-    return dict(peer.getpeercert() or {}) if _is_verified(peer) else {}
+    """Subject, names and dates of the verified certificate of a client of a `server_context`, as `getpeercert` gives
+    them; {} without one, or if unverified certificates are accepted.
+    """
+    return dict(peer.getpeercert() or {}) if getattr(peer.context, _VERIFIES, False) else {}
 
 
 def verified_uris(peer: ssl.SSLObject) -> list[str]:
-    """The URIs (subject alternative names) of the `verified_certificate`; [] where there is none."""
+    """The URIs (subject alternative names) of the verified certificate; [] where there is none."""
     return [value for kind, value in verified_fields(peer).get("subjectAltName", ()) if kind == "URI"]
 
 
 def verified_until(peer: ssl.SSLObject) -> float:
-    """The expiry of the `verified_certificate`, in seconds since 1970; infinity without one. A resumed session has the
+    """The expiry of the verified certificate, in seconds since 1970; infinity without one. A resumed session has the
     certificate of the first handshake, whose dates are not checked again.
     """
     ends = verified_fields(peer).get("notAfter")
     return float(ssl.cert_time_to_seconds(ends)) if isinstance(ends, str) else inf
-
-
-def _is_verified(peer: ssl.SSLObject) -> bool:
-    return getattr(peer.context, _VERIFIES, False)
 
 
 def is_about_certificate(error: Exception) -> bool:

@@ -39,16 +39,8 @@ _NO_BUCKETS: Final[list[int]] = []
 _ZEROS: Final = (0,) * (len(BUCKETS_S) + 1)
 #: The attributes of a series that count by status, reason or result.
 _BY_KEY: Final = (
-    "requests",
-    "calls",
-    "denied",
-    "would_deny",
-    "failures",
-    "failed_attempts",
-    "failovers",
-    "hedges",
-    "mirrored",
-)
+    "requests", "calls", "denied", "would_deny", "failures", "failed_attempts", "failovers", "hedges", "mirrored",
+)  # fmt: skip
 #: The attributes that are histograms, and the sums.
 _BY_TIME: Final = ("at_once", "streamed", "begun", "answers")
 _SUMS: Final = ("duration_sum_s", "body_sum_s", "answer_sum_s", "bytes_in", "bytes_out", "tunnels_active")

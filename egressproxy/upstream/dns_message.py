@@ -27,18 +27,9 @@ _AD = 0x20  # in the second byte of the flags
 NOERROR, _FORMERR, SERVFAIL, NXDOMAIN, _NOTIMP, _REFUSED = range(6)
 #: The names of response codes (IANA, DNS RCODEs).
 _CODES = (
-    "NOERROR",
-    "FORMERR",
-    "SERVFAIL",
-    "NXDOMAIN",
-    "NOTIMP",
-    "REFUSED",
-    "YXDOMAIN",
-    "YXRRSET",
-    "NXRRSET",
-    "NOTAUTH",
+    "NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "YXDOMAIN", "YXRRSET", "NXRRSET", "NOTAUTH",
     "NOTZONE",
-)
+)  # fmt: skip
 _EXTENDED_CODES = {16: "BADVERS", 23: "BADCOOKIE"}
 _RECURSION_DESIRED = 0x0100
 _PADDING = 12

@@ -18,7 +18,7 @@ import pytest
 
 from egressproxy.cli.wrapped_command import NotUsable, chosen_listener
 from egressproxy.gateway.leaf_certificates.minting import new_ca
-from egressproxy.model.forward_listener import ForwardListener
+from egressproxy.processes.forward_listeners import ForwardListener
 from tests.e2e.world import tls_secret
 from tests.support import manifests as m
 from tests.support.net import free_port

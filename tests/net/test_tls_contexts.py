@@ -26,7 +26,7 @@ from egressproxy.net.tls_contexts import (
     is_about_certificate,
     server_context,
     server_name,
-    verified_certificate,
+    verified_fields,
     verified_until,
 )
 from tests.e2e.tls_lab.authority import Certificate, issue
@@ -38,6 +38,10 @@ from tests.support.pki import Pki, chain, pin
 PKI = Pki()
 OTHER = Pki()
 TRUST = BackendTlsIR(ca_pem=PKI.ca_pem)
+
+
+def verified_certificate(peer: ssl.SSLObject) -> bytes | None:
+    return peer.getpeercert(binary_form=True) if verified_fields(peer) else None
 
 
 class Ends:

@@ -14,17 +14,11 @@ class ImagePart(NamedTuple):
     media_type: str
 
 
-def images_in(value: dict[str, Any]) -> list[ImagePart]:
-    """The images of a request (its JSON), in any place."""
-    found: list[ImagePart] = []
-    _find_images(value, found)
-    return found
-
-
-def _find_images(value: Any, found: list[ImagePart]) -> None:
+def find_images(value: Any, found: list[ImagePart]) -> None:
+    """Add the images of a request, or of a part of it, in any place."""
     if type(value) is list:
         for each in value:
-            _find_images(each, found)
+            find_images(each, found)
     elif type(value) is dict:
         image = _image_of(value)
         if image is not None:
@@ -32,7 +26,7 @@ def _find_images(value: Any, found: list[ImagePart]) -> None:
             return
         for key, each in value.items():
             if key not in ("tools", "functions", "toolConfig") and (type(each) is dict or type(each) is list):
-                _find_images(each, found)
+                find_images(each, found)
 
 
 def _image_of(value: dict[str, Any]) -> ImagePart | None:

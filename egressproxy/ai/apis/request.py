@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from egressproxy.ai.apis.apis import Api, Operation
-from egressproxy.ai.apis.images import ImagePart, images_in
+from egressproxy.ai.apis.images import ImagePart, find_images
 from egressproxy.ai.apis.member_names import AI_REQUEST
 from egressproxy.ai.apis.message import READ_AT_ONCE, JsonMessage, in_object
 from egressproxy.ai.apis.offered_tools import OfferedTool, offered_tools
@@ -280,10 +280,12 @@ class AiRequest(JsonMessage):
     @property
     def images(self) -> list[ImagePart]:
         """The images of the request, in any place."""
+        found: list[ImagePart] = []
         source = self.source
         # What holds an image is called that, or inlineData; an escape may hide it.
-        may_have_images = self.is_changed or b"image" in source or b"nline" in source or b"\\u" in source
-        return images_in(self.value) if may_have_images else []
+        if self.is_changed or b"image" in source or b"nline" in source or b"\\u" in source:
+            find_images(self.value, found)
+        return found
 
     # --- tokens ----------------------------------------------------------------------------------------------------
     def estimated_input_tokens(self) -> Work[int]:

@@ -51,13 +51,9 @@ class ListenerCompiler:
         return layers + self._policies.layer(Level.LISTENER, listener.owner.key, listener.listener.name)
 
     def sentences(
-        self,
-        route: AnyRoute,
-        listener: ListenerPlan,
-        validation: RouteValidation,
-        backends: Sequence[WeightedBackend],
-        mirrored: Sequence[WeightedBackend],
-    ) -> Iterator[tuple[str, str, str]]:
+        self, route: AnyRoute, listener: ListenerPlan, validation: RouteValidation,
+        backends: Sequence[WeightedBackend], mirrored: Sequence[WeightedBackend],
+    ) -> Iterator[tuple[str, str, str]]:  # fmt: skip
         """What policies close of a route on a listener: for conditions, with type and reason."""
         for error in validation.unreported(backends):
             is_elsewhere = any(each.is_elsewhere and each.error == error for each in backends)

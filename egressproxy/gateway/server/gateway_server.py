@@ -58,16 +58,10 @@ class GatewayServer:
     """The data plane of one process."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        metrics: Metrics,
-        access_log: AccessLog,
-        pseudonym: bytes = b"",
-        bind: Callable[[str, int], socket.socket] = bind,
-        session_key: bytes = b"",
-        zone: str = "",
+        self, catalog: Catalog, metrics: Metrics, access_log: AccessLog, pseudonym: bytes = b"",
+        bind: Callable[[str, int], socket.socket] = bind, session_key: bytes = b"", zone: str = "",
         limits: ProcessLimits = NO_LIMITS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`pseudonym` is the name in Via; `session_key`, `zone`: see Network; `limits` are those of this process;
         `bind` gives the listening socket of an address and port, or raises OSError.
         """
