@@ -25,8 +25,8 @@ from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.net.process import close_memory
-from egressproxy.net.system_roots import watched
 from egressproxy.net.terminal import LOOK_S, ControllingTerminal
+from egressproxy.net.tls_contexts.system_roots import watched
 from egressproxy.processes.forward_listeners import ForwardListener
 from egressproxy.processes.listening_sockets import ListeningSockets, Place
 from egressproxy.processes.loader.loader import Loader

@@ -24,7 +24,7 @@ from egressproxy.cli.serving import begin
 from egressproxy.cli.serving_options import MAX_DRAIN_S, serving_options
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.model.unix_socket import SCHEME, parse_unix_socket
-from egressproxy.net.tls_key_log import open_key_log
+from egressproxy.net.tls_contexts.key_log import open_key_log
 from egressproxy.run_options import RunOptions
 
 #: Of a session key: a shorter one could be guessed, a longer file is not a key.

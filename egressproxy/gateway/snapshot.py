@@ -27,7 +27,7 @@ from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.fields import every_spelling
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.net.client_chains import is_for_identity
-from egressproxy.net.tls_contexts import verified_fields, verified_uris
+from egressproxy.net.tls_peer import verified_fields, verified_uris
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostMap

@@ -165,7 +165,7 @@ class ConnectionIR:
     """The key of a pool: two uses of a backend with equal keys share connections.
 
     The same Backend under two routes with different DNS or address rules has two pools. `system_roots` is the mark of
-    the system's CA certificates (`net.system_roots`): where they change, connections are verified anew.
+    the system's CA certificates (`net.tls_contexts.system_roots`): where they change, connections are verified anew.
     """
 
     backend: BackendIR

@@ -211,7 +211,7 @@ def client_refusal_text(error: Exception, peer: ssl.SSLObject) -> str:
     """The reason why a client's certificate was refused, the certificate, and the expectation, for the log. Call it
     immediately after the failure.
     """
-    from egressproxy.net.verify_callbacks import take_refused  # here: few listeners ask for certificates
+    from egressproxy.net.tls_contexts.verify_callbacks import take_refused  # here: few listeners ask for certificates
 
     found = take_refused()
     checks_lists = bool(peer.context.verify_flags & ssl.VERIFY_CRL_CHECK_CHAIN)

@@ -18,7 +18,7 @@ from typing import ClassVar, Final, cast
 
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import client_tls
+from egressproxy.net.tls_contexts.contexts import client_tls
 from egressproxy.net.tls_failures import TlsExpectation, tls_fault
 from egressproxy.upstream.dns_message import DnsQuestion
 

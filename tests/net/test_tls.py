@@ -10,7 +10,7 @@ from egressproxy.errors import Reason, RetrySafety
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.net.loop import new_loop
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import client_tls, server_context
+from egressproxy.net.tls_contexts.contexts import client_tls, server_context
 from egressproxy.net.tls_failures import TlsTruncated, tls_fault
 from tests.support.pki import Pki
 from tests.support.waiting import WAIT_S

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.net.tls_contexts import client_context
+from egressproxy.net.tls_contexts.contexts import client_context
 from egressproxy.net.tls_resumption import MAX_AGE_S, TlsResumption
 from tests.support.pki import Pki
 

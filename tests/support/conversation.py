@@ -54,7 +54,7 @@ from egressproxy.model.authority import IPAddress
 from egressproxy.net.listening import bind
 from egressproxy.net.loop import new_loop
 from egressproxy.net.timers import TimerWheel
-from egressproxy.net.verify_callbacks import can_take_any_certificate
+from egressproxy.net.tls_contexts.verify_callbacks import can_take_any_certificate
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.dialer import Dialer

@@ -258,7 +258,7 @@ async def test_a_server_that_cannot_be_verified_is_told_with_what_it_presented_a
 
 
 async def test_an_expired_certificate_is_told(pki: Pki):
-    from egressproxy.net.tls_contexts import server_context
+    from egressproxy.net.tls_contexts.contexts import server_context
 
     expired = server_context(pki.listener("dns.test", expired=True), ("dot",))
     server = await StreamNameServer(DnsServer({}), expired).start()

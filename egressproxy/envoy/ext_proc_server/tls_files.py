@@ -11,7 +11,7 @@ from typing import Final
 
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerTlsIR
 from egressproxy.model.secret import SecretBytes
-from egressproxy.net.tls_contexts import server_context
+from egressproxy.net.tls_contexts.contexts import server_context
 from egressproxy.run_options import FilterListener
 
 log = logging.getLogger(__name__)

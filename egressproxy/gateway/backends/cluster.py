@@ -36,7 +36,7 @@ from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Deadline
-from egressproxy.net.tls_contexts import HTTP_1_1
+from egressproxy.net.tls_contexts.contexts import HTTP_1_1
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.upstream import Upstream

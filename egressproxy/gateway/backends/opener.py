@@ -36,7 +36,7 @@ from egressproxy.model.per_client_quota import client_of, identity_of
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import HTTP_1_1, client_tls
+from egressproxy.net.tls_contexts.contexts import HTTP_1_1, client_tls
 from egressproxy.net.tls_failures import TlsExpectation, tls_fault
 from egressproxy.protocols.http1.writer import via_line
 from egressproxy.upstream.address_policy import AddressPolicy

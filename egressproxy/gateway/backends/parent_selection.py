@@ -23,7 +23,7 @@ from egressproxy.ir.backend import BackendIR, ConnectionIR, Destination, NoProxy
 from egressproxy.ir.policy import AddressAllowance
 from egressproxy.ir.resilience import NO_RESILIENCE
 from egressproxy.model.exchange import Exchange
-from egressproxy.net.tls_contexts import HTTP_1_1
+from egressproxy.net.tls_contexts.contexts import HTTP_1_1
 
 #: How long a parent that cannot be connected to is put aside: the first time, and at most.
 FIRST_PAUSE_S: Final = 1.0

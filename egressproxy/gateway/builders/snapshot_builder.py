@@ -45,7 +45,7 @@ from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.model.work import BlockingWork, Work, at_once
 from egressproxy.net.timers import TimerWheel
-from egressproxy.net.tls_contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
+from egressproxy.net.tls_contexts.contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
 from egressproxy.routing.hosts import HostEntry, HostMap
 from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.metrics import Metrics

@@ -32,7 +32,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import has_said_hello, server_name
+from egressproxy.net.tls_peer import has_said_hello, server_name
 
 #: What OpenSSL calls the alerts of clients that do not believe a certificate (RFC 8446 section 6.2): who does not know
 #: the CA, and who pins another key, say one of these, as their library has it.

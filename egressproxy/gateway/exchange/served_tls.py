@@ -14,7 +14,7 @@ from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.net.loop import poller
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import server_name
+from egressproxy.net.tls_peer import server_name
 from egressproxy.protocols.http1.request_connection import RequestHandler
 from egressproxy.telemetry.metrics import Metrics
 

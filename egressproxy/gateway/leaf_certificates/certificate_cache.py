@@ -20,7 +20,7 @@ from egressproxy.gateway.leaf_certificates.certificate_signer import CannotSign,
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import Leaf
 from egressproxy.model.secret import SecretBytes
-from egressproxy.net.tls_contexts import leaf_context
+from egressproxy.net.tls_contexts.contexts import leaf_context
 from egressproxy.telemetry.counters import Interceptions
 
 #: What tells CAs apart: chain, key, and the policy that is named where something is wrong with them.

@@ -49,8 +49,8 @@ from egressproxy.net.flow_control import HIGH_WATER, FlowControl
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Deadline
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import is_about_certificate, server_name, verified_until
 from egressproxy.net.tls_failures import client_refusal_text
+from egressproxy.net.tls_peer import is_about_certificate, server_name, verified_until
 from egressproxy.protocols.tls.client_hello import (
     ACCESS_DENIED,
     BadClientHello,

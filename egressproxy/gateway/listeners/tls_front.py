@@ -14,8 +14,8 @@ from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.open_connections import BAD_CERTIFICATE, OpenConnections
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import is_about_certificate, verified_until
 from egressproxy.net.tls_failures import client_refusal_text
+from egressproxy.net.tls_peer import is_about_certificate, verified_until
 from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -36,9 +36,9 @@ from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.cooperative import in_turns
 from egressproxy.net.listening import BindError, bind, bind_error
 from egressproxy.net.loop import poller
-from egressproxy.net.system_roots import in_force, put_in_force
 from egressproxy.net.timers import TimerWheel
-from egressproxy.net.tls_contexts import make_ready
+from egressproxy.net.tls_contexts.contexts import make_ready
+from egressproxy.net.tls_contexts.system_roots import in_force, put_in_force
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.event_aggregator import FilterStats
 from egressproxy.telemetry.metrics import Metrics

@@ -65,15 +65,10 @@ class OverloadManager:
     """`ports` and `clusters` give those in service, `copies` are those for mirrors. `read_memory`: resident bytes."""
 
     def __init__(
-        self,
-        limits: ProcessLimits,
-        connection_manager: HttpConnectionManager,
-        ports: Callable[[], Iterable[BoundPort]],
-        clusters: Callable[[], Iterable[Cluster]],
-        copies: PerClientQuota,
-        read_memory: Callable[[], int] | None = None,
-        give_back: GiveBack = give_back_memory,
-    ) -> None:
+        self, limits: ProcessLimits, connection_manager: HttpConnectionManager,
+        ports: Callable[[], Iterable[BoundPort]], clusters: Callable[[], Iterable[Cluster]], copies: PerClientQuota,
+        read_memory: Callable[[], int] | None = None, give_back: GiveBack = give_back_memory,
+    ) -> None:  # fmt: skip
         self._limits = limits
         self._connection_manager = connection_manager
         self._accounting = connection_manager.accounting

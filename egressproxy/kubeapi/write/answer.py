@@ -24,7 +24,7 @@ from egressproxy.kubeapi.write.refusals import refusal_of, unreadable
 from egressproxy.kubeapi.write.staging import file_of, stage
 from egressproxy.kubeapi.write.write import Outcomes, Result, Verb, Write, WriteRefused, Written, read_writes
 from egressproxy.net.listening import why_unusable
-from egressproxy.net.system_roots import mark
+from egressproxy.net.tls_contexts.system_roots import mark
 from egressproxy.processes.loader.answer import handed_over, previous_of
 from egressproxy.processes.loader.compilation import Machine, compiled
 from egressproxy.processes.pickling import dumps

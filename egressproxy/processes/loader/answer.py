@@ -13,7 +13,7 @@ from egressproxy.config.reading.load import ResourceSet, read_all
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.net.listening import why_unusable
-from egressproxy.net.system_roots import mark
+from egressproxy.net.tls_contexts.system_roots import mark
 from egressproxy.processes.loader.compilation import Machine, compiled
 from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.loader.result import CompiledConfig, pack_shown, places, write_answer

@@ -29,7 +29,7 @@ _ON_DEMAND: Final = (
     "egressproxy.filters.credentials.placeholder",
     "egressproxy.filters.credentials.aws_injector",
     "egressproxy.identity.key_sets",
-    "egressproxy.net.verify_callbacks",
+    "egressproxy.net.tls_contexts.verify_callbacks",
 )
 #: Of text in manifests, and of credentials that are looked for in bodies.
 _CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")
@@ -87,7 +87,7 @@ def _defaults(bind: tuple[str, ...], machine: Machine) -> Defaults:
 
 
 def _can_take_any_certificate() -> bool:
-    from egressproxy.net.verify_callbacks import can_take_any_certificate  # few listeners ask
+    from egressproxy.net.tls_contexts.verify_callbacks import can_take_any_certificate  # few listeners ask
 
     return can_take_any_certificate()
 

@@ -31,7 +31,7 @@ from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
 from egressproxy.net.listening import bind as bind_socket
 from egressproxy.net.timers import TICK_S
-from egressproxy.net.tls_key_log import start_key_log
+from egressproxy.net.tls_contexts.key_log import start_key_log
 from egressproxy.processes.listening_sockets import ListeningSockets
 from egressproxy.processes.packing import unpacking
 from egressproxy.processes.workers.codec_check import Misread, check_codec

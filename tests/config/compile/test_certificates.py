@@ -17,7 +17,7 @@ from egressproxy.config.compile.certificates import (
 )
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.gateway import ClientCertificatesIR, ListenerTlsIR
-from egressproxy.net.tls_contexts import client_context, server_context
+from egressproxy.net.tls_contexts.contexts import client_context, server_context
 from tests.support.pki import Pki
 
 

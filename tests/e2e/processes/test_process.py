@@ -16,7 +16,7 @@ import pytest
 from egressproxy.config.reading.load import read_all
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.model.work import at_once
-from egressproxy.net.system_roots import mark
+from egressproxy.net.tls_contexts.system_roots import mark
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.answer import answer
 from egressproxy.processes.loader.compilation import Machine, compiled

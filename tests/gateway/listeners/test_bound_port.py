@@ -13,7 +13,7 @@ import pytest
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.listeners import tls_front
 from egressproxy.net.tls import handshakes
-from egressproxy.net.tls_contexts import server_name
+from egressproxy.net.tls_peer import server_name
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.kit import (
@@ -29,7 +29,7 @@ from tests.gateway.kit import (
     https,
     reverse,
 )
-from tests.net.test_tls_contexts import both, shake
+from tests.net.tls_contexts.test_contexts import both, shake
 from tests.support import manifests as m
 from tests.support.builds import of_sources
 from tests.support.conversation import Conversation, compiled_spec, conversation

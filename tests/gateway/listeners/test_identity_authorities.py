@@ -14,14 +14,14 @@ import pytest
 from egressproxy.ir.gateway import ClientCertificatesIR, ListenerTlsIR
 from egressproxy.net import client_chains
 from egressproxy.net.client_chains import is_for_identity
-from egressproxy.net.tls_contexts import server_context
+from egressproxy.net.tls_contexts.contexts import server_context
 from tests.config.compile.kit import compiled, of_listener
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.kit import TlsClient, certificate
 from tests.gateway.listeners.test_bound_port import demanding
 from tests.gateway.listeners.test_client_identity import PKI, ROBOT, Workload, served, who
-from tests.net.test_tls_contexts import verified_certificate
+from tests.net.tls_contexts.test_contexts import verified_certificate
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 from tests.support.pki import Pki

@@ -13,7 +13,7 @@ from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import CHANGE, RETRY, client_hello
 from tests.gateway.kit import TlsClient, certificate
 from tests.gateway.listeners.test_bound_port import demanding
-from tests.net.test_tls_contexts import shake
+from tests.net.tls_contexts.test_contexts import shake
 from tests.support import manifests as m
 from tests.support.builds import of_sources
 from tests.support.pki import Pki

@@ -12,7 +12,7 @@ import pytest
 from egressproxy.config.reading.load import read_all
 from egressproxy.config.reading.problems import ConfigError, Severity
 from egressproxy.model.work import at_once
-from egressproxy.net.system_roots import mark
+from egressproxy.net.tls_contexts.system_roots import mark
 from egressproxy.processes.loader.answer import answer, previous_of
 from egressproxy.processes.loader.compilation import Machine, compiled
 from egressproxy.processes.loader.request import LoadRequest, write_request

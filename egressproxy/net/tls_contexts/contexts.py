@@ -20,14 +20,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
-from math import inf
 from typing import Any, Final
 
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerTlsIR
 from egressproxy.model.secret import SecretBytes
-from egressproxy.net.system_roots import in_force
-from egressproxy.net.tls_key_log import log_keys_of
+from egressproxy.net.tls_contexts.key_log import log_keys_of
+from egressproxy.net.tls_contexts.system_roots import in_force
+from egressproxy.net.tls_peer import SERVER_NAME, VERIFIES
 
 HTTP_1_1: Final[tuple[str, ...]] = ("http/1.1",)
 #: ALPN of HTTP listeners, in order of preference.
@@ -44,10 +44,6 @@ _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 #: New in OpenSSL 3.
 _IGNORE_TRUNCATION = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
 _HOSTNAME_MISMATCH = 62  # X509_V_ERR_HOSTNAME_MISMATCH
-#: The attribute in which the SNI callback stores the name; the ssl module passes the name to the callback alone.
-_SERVER_NAME = "egressproxy_server_name"
-#: The attribute of a context that verifies clients' certificates, if they present any.
-_VERIFIES = "egressproxy_verifies"
 _APPLICATION_VERIFICATION = 50  # X509_V_ERR_APPLICATION_VERIFICATION
 _OCSP_NEEDED = 73  # X509_V_ERR_OCSP_VERIFY_NEEDED
 #: The id of the extension TLS Feature (RFC 7633), 1.3.6.1.5.5.7.1.24, as it stands in a certificate.
@@ -200,10 +196,10 @@ def server_context(
 
     def choose(peer: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
         name = name.lower().removesuffix(".") if name is not None else ""
-        if getattr(peer, _SERVER_NAME, name) != name:
+        if getattr(peer, SERVER_NAME, name) != name:
             # The second ClientHello, after a HelloRetryRequest, must have the same SNI (RFC 8446 section 4.1.2).
             return ssl.ALERT_DESCRIPTION_ILLEGAL_PARAMETER
-        setattr(peer, _SERVER_NAME, name)
+        setattr(peer, SERVER_NAME, name)
         found = by_name.get(name) or by_name.get("*." + name.partition(".")[2])
         if found is not None:
             peer.context = found
@@ -229,50 +225,13 @@ def leaf_context(certificate: CertificateIR, host: str) -> ssl.SSLContext:
 
     def check(peer: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
         name = name.lower().removesuffix(".") if name is not None else ""
-        setattr(peer, _SERVER_NAME, name)
+        setattr(peer, SERVER_NAME, name)
         return None if name in (host, "") else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
     context = _certificate_context(certificate, None, HTTP_2_OR_1_1)
     context.sni_callback = check
     context.num_tickets = 0
     return context
-
-
-def server_name(peer: ssl.SSLObject) -> str:
-    """The SNI of a client of such a context, in lower case, "" without SNI."""
-    return str(getattr(peer, _SERVER_NAME, ""))
-
-
-def has_said_hello(peer: ssl.SSLObject) -> bool:
-    """Whether the ClientHello was read, so that the client gets the certificate."""
-    return hasattr(peer, _SERVER_NAME)
-
-
-def verified_fields(peer: ssl.SSLObject) -> dict[str, Any]:
-    """Subject, names and dates of the verified certificate of a client of a `server_context`, as `getpeercert` gives
-    them; {} without one, or if unverified certificates are accepted.
-    """
-    return dict(peer.getpeercert() or {}) if getattr(peer.context, _VERIFIES, False) else {}
-
-
-def verified_uris(peer: ssl.SSLObject) -> list[str]:
-    """The URIs (subject alternative names) of the verified certificate; [] where there is none."""
-    return [value for kind, value in verified_fields(peer).get("subjectAltName", ()) if kind == "URI"]
-
-
-def verified_until(peer: ssl.SSLObject) -> float:
-    """The expiry of the verified certificate, in seconds since 1970; infinity without one. A resumed session has the
-    certificate of the first handshake, whose dates are not checked again.
-    """
-    ends = verified_fields(peer).get("notAfter")
-    return float(ssl.cert_time_to_seconds(ends)) if isinstance(ends, str) else inf
-
-
-def is_about_certificate(error: Exception) -> bool:
-    """Whether a handshake with a client failed because its certificate was missing, or could not be verified."""
-    return isinstance(error, ssl.SSLCertVerificationError) or (
-        getattr(error, "reason", "") == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
-    )
 
 
 def _certificate_context(
@@ -287,13 +246,13 @@ def _certificate_context(
         has_two_sets = bool(clients.ca_pem and clients.identity_ca_pem)
         _trust(context, clients.ca_pem or clients.identity_ca_pem, clients.crl_pem, tells_root=has_two_sets)
         context.verify_mode = ssl.CERT_REQUIRED if clients.ca_pem else ssl.CERT_OPTIONAL
-        setattr(context, _VERIFIES, not clients.takes_any)
+        setattr(context, VERIFIES, not clients.takes_any)
         if clients.takes_any:
-            from egressproxy.net.verify_callbacks import take_any_certificate  # here: rarely needed
+            from egressproxy.net.tls_contexts.verify_callbacks import take_any_certificate  # here: rarely needed
 
             take_any_certificate(context)
         else:
-            from egressproxy.net.verify_callbacks import note_refused  # here: few listeners ask for certificates
+            from egressproxy.net.tls_contexts.verify_callbacks import note_refused  # here: few listeners ask
 
             note_refused(context)
     return context

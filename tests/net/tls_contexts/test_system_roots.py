@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.net import system_roots, tls_contexts
-from egressproxy.net.system_roots import LOOK_S, in_force, mark, put_in_force, watched
-from egressproxy.net.tls_contexts import client_context, make_ready
+from egressproxy.net.tls_contexts import contexts, system_roots
+from egressproxy.net.tls_contexts.contexts import client_context, make_ready
+from egressproxy.net.tls_contexts.system_roots import LOOK_S, in_force, mark, put_in_force, watched
 from tests.support.pki import Pki
 
 
@@ -24,8 +24,8 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
     monkeypatch.setenv("SSL_CERT_DIR", str(folder))
     monkeypatch.setattr(system_roots, "_in_force", "")
-    monkeypatch.setattr(tls_contexts, "_present", tls_contexts._OfSystemRoots(""))
-    monkeypatch.setattr(tls_contexts, "_next", tls_contexts._OfSystemRoots(""))
+    monkeypatch.setattr(contexts, "_present", contexts._OfSystemRoots(""))
+    monkeypatch.setattr(contexts, "_next", contexts._OfSystemRoots(""))
     return file
 
 
@@ -99,7 +99,7 @@ def test_contexts_in_use_are_made_anew_beforehand_and_the_loop_reads_no_bundle(
     bundle.write_text(Pki().ca_pem)
     make_ready(mark())
     assert client_context(spec, ("h2",)) is used[0], "they are not in force yet"
-    monkeypatch.setattr(tls_contexts, "_client_context", None)  # nothing is made from here on
+    monkeypatch.setattr(contexts, "_client_context", None)  # nothing is made from here on
     put_in_force(mark())
     fresh = [client_context(spec, alpn) for alpn in (("h2",), ("http/1.1",))]
     assert not set(fresh) & set(used)

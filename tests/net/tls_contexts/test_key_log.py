@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.net.tls_key_log import open_key_log
+from egressproxy.net.tls_contexts.key_log import open_key_log
 
 
 def test_a_file_is_made_for_nobody_else_and_appended_to(tmp_path: Path):

@@ -8,8 +8,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from egressproxy.net import verify_callbacks
-from egressproxy.net.verify_callbacks import can_take_any_certificate, note_refused, take_any_certificate, take_refused
+from egressproxy.net.tls_contexts import verify_callbacks
+from egressproxy.net.tls_contexts.verify_callbacks import (
+    can_take_any_certificate,
+    note_refused,
+    take_any_certificate,
+    take_refused,
+)
 from tests.support.pki import Pki, chain
 
 

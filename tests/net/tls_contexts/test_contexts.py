@@ -18,17 +18,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerTlsIR
 from egressproxy.model.secret import SecretBytes
-from egressproxy.net import tls_contexts
 from egressproxy.net.client_chains import is_for_identity
-from egressproxy.net.tls_contexts import (
-    client_context,
-    client_tls,
-    is_about_certificate,
-    server_context,
-    server_name,
-    verified_fields,
-    verified_until,
-)
+from egressproxy.net.tls_contexts import contexts
+from egressproxy.net.tls_contexts.contexts import client_context, client_tls, server_context
+from egressproxy.net.tls_peer import is_about_certificate, server_name, verified_fields, verified_until
 from tests.e2e.tls_lab.authority import Certificate, issue
 from tests.e2e.tls_lab.authority import server as authority_server
 from tests.protocols.tls.test_client_hello import extension, records
@@ -346,8 +339,8 @@ def trusting(
     roots.write_text(pem, encoding="ascii")
     monkeypatch.setenv("SSL_CERT_FILE", str(roots))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
-    monkeypatch.setattr(tls_contexts, "_present", tls_contexts._OfSystemRoots(""))
-    monkeypatch.setattr(tls_contexts, "_next", tls_contexts._present)
+    monkeypatch.setattr(contexts, "_present", contexts._OfSystemRoots(""))
+    monkeypatch.setattr(contexts, "_next", contexts._present)
     return BackendTlsIR()
 
 
@@ -659,12 +652,12 @@ def test_the_systems_roots_are_those_that_openssl_is_told(
     (tmp_path / f"{name}.0").write_text(PKI.ca_pem)
     assert refused(BackendTlsIR(), "a.test", "a.test")
     monkeypatch.setenv(variable, str(tmp_path / "ca.pem" if variable == "SSL_CERT_FILE" else tmp_path))
-    tls_contexts._present.made.clear()  # they are read once for each setting
+    contexts._present.made.clear()  # they are read once for each setting
     try:
         assert handshake(BackendTlsIR(), "a.test", "a.test").certificate_names == ["a.test"]
     finally:
         monkeypatch.undo()
-        tls_contexts._present.made.clear()
+        contexts._present.made.clear()
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
