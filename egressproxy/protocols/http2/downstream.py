@@ -74,10 +74,10 @@ class DownstreamHttp2(Http2Connection):
         self.client = self.peer_name()
         self.deadline.after(self.request_headers_s)
 
-    def data_received(self, data: bytes) -> None:
-        """Frames; a head that has begun has to be whole within `request_headers_s`."""
-        super().data_received(data)
-        if self.is_lost:
+    def _take_frames(self) -> None:
+        """A head that has begun has to be whole within `request_headers_s`."""
+        super()._take_frames()
+        if self.is_lost or self._is_unfinished:
             return
         if self.awaits_head:
             if not self._awaits_head:

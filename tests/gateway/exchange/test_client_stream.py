@@ -11,6 +11,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.gateway.exchange.clock import ANSWER_S
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.protocols.http1.downstream import LINGER_SIZE
+from egressproxy.protocols.http2.connection import MAX_AT_ONCE
 from egressproxy.protocols.http2.downstream import GIVEN_UP
 from egressproxy.protocols.http2.downstream_stream import REST_SIZE
 from egressproxy.protocols.http2.frames import BURST
@@ -484,6 +485,20 @@ def test_a_part_of_a_head_behind_another_head_has_the_time_of_a_head(start: Star
     talk.after(6)
     talk.settle()
     assert not talk.ports[0].state.connections
+
+
+def test_trailers_that_wait_for_the_next_turn_are_no_head_that_has_begun(start: Start):
+    talk = start(timed(**{"requestHeaders": "5s"}))
+    talk.counts_octets = False
+    block = b"\x86\x84\x41\x09b.example"
+    heads = [raw_frame(1, b"\x83" + block, 1, flags=4)]
+    heads += [raw_frame(1, b"\x82" + block, number, flags=5) for number in range(3, 2 * MAX_AT_ONCE, 2)]
+    trailers = raw_frame(1, b"\x00\x03x-a\x011", 1, flags=5)
+    talk.client >> b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + raw_frame(4) + b"".join(heads) + trailers
+    talk.settle()
+    talk.after(6)
+    talk.settle()
+    assert talk.ports[0].state.connections
 
 
 @pytest.mark.parametrize("protocol", ["HTTP11", "H2C"])
