@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.gateway.exchange.clock import ANSWER_S, STOPPED, started_clock
 from egressproxy.gateway.exchange.grpc_call import GrpcCall
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
+from egressproxy.protocols.grpc.statuses import parsed_timeout
 from tests.support.builds import of_sources
 
 pytestmark = of_sources  # a client that is none
@@ -53,9 +57,12 @@ def test_an_exchange_in_which_nothing_moves_ends_and_one_that_moves_goes_on():
     assert looked(made, 100, moved=1)[0] is Reason.REQUEST_TIMEOUT
 
 
-@pytest.mark.parametrize(("has_sent_all", "is_quiet"), [(True, True), (False, False)])
-def test_a_backend_that_has_the_whole_request_may_take_its_time(has_sent_all: bool, is_quiet: bool):
-    made = client(idle_s=5)
+@pytest.mark.parametrize(
+    ("has_sent_all", "has_ended", "is_quiet"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+def test_a_backend_that_has_the_whole_request_may_take_its_time(has_sent_all: bool, has_ended: bool, is_quiet: bool):
+    """Not one whose client has ended its side with the request, and may have left."""
+    made = client(idle_s=5, has_ended=has_ended)
     made.pipeline.upstream = SimpleNamespace(
         has_sent_all=has_sent_all, head=None, is_write_blocked=False, last_read=made.began
     )
@@ -99,7 +106,15 @@ def test_of_a_call_the_earlier_of_two_deadlines_holds(timeout: list[bytes], requ
     assert made.deadline.at - made.began == pytest.approx(at)
 
 
-@pytest.mark.parametrize("timeout", [[b"0S"], [b"2S", b"2S"], [b"soon"]])
+@pytest.mark.parametrize(("exchange_s", "attempt_s", "left"), [(9, NEVER, 9), (99, NEVER, 20), (99, 5, 5)])
+def test_a_backend_is_told_the_earliest_of_the_deadlines(exchange_s: float, attempt_s: float, left: float):
+    made, head = GrpcCall([b"20S"]), RequestHead(b"POST", b"/", Fields.of([(b"grpc-timeout", b"20S")]))
+    made.begin(0.0)
+    made.tell_time_left(head, monotonic() + exchange_s, monotonic() + attempt_s)
+    assert left - 1 < parsed_timeout(head.fields.get(b"grpc-timeout") or b"") <= left
+
+
+@pytest.mark.parametrize("timeout", [[b"0S"], [b"2S", b"2S"], [b"soon"], [b"1s"], [b""], [b"123456789S"]])
 def test_a_call_without_time_or_sense_does_not_begin(timeout: list[bytes]):
     with pytest.raises(GatewayError):
         client(call=GrpcCall(timeout))
