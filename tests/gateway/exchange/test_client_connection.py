@@ -132,18 +132,6 @@ def test_a_body_that_stalls_is_broken_off_visibly(converse: Start):
     assert talk.record()["reason"] == "upstream_timeout"
 
 
-def test_for_a_client_that_has_ended_its_side_an_upstream_may_think_no_longer_than_the_idle_time(converse: Start):
-    talk = converse(timed(idle="5s"))
-    talk.client >> GET
-    talk.dialled("a.example", 80)
-    talk.origin << GET_SENT
-    talk.client.ends()
-    talk.after(11)
-    status, _, _, error = talk.client.answer()
-    assert (status, error["reason"]) == (504, "upstream_timeout")
-    assert talk.open == 0
-
-
 def test_an_upstream_may_think_for_longer_than_a_body_may_stall(converse: Start):
     """`idle` is for stalled bodies; how long an answer may take is `request` and `backendRequest`."""
     talk = converse(timed(idle="5s"))
