@@ -218,6 +218,32 @@ def test_delete_takes_an_object_out_of_service(cluster: Cluster):
     assert cluster.gateway.admin("/readyz")[0] == 503
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "fields", "status"),
+    [
+        ("POST", GATEWAYS, {"Content-Type": "application/json", "Origin": "http://evil.example"}, 403),
+        ("POST", GATEWAYS, {"Content-Type": "text/plain"}, 415),
+        ("POST", GATEWAYS, {"Content-Type": "application/json", "Host": "evil.example"}, 403),
+        ("POST", GATEWAYS + "/x", {"Content-Type": "application/json"}, 405),
+        ("PUT", GATEWAYS, {"Content-Type": "application/json"}, 405),
+        ("PUT", GATEWAYS + "/x/status", {"Content-Type": "application/json"}, 405),
+        ("DELETE", GATEWAYS, {"Content-Type": "application/json"}, 405),
+        ("PATCH", GATEWAYS + "/x", {"Content-Type": "application/json"}, 415),
+        ("PATCH", GATEWAYS + "/x", {"Content-Type": "application/apply-patch+yaml"}, 400),
+        ("POST", GATEWAYS + "?dryRun=Some", {"Content-Type": "application/json"}, 400),
+        ("POST", GATEWAYS + "?unknown=1", {"Content-Type": "application/json"}, 400),
+        ("PUT", GATEWAYS + "/x?force=true", {"Content-Type": "application/json"}, 422),
+        ("POST", "/api/v1/namespaces/agents/events", {"Content-Type": "application/json"}, 405),
+        ("POST", "/apis/nope/v1/things", {"Content-Type": "application/json"}, 404),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_as_kubernetes_would(
+    cluster: Cluster, method: str, path: str, fields: dict[str, str], status: int
+):
+    code, body = request(cluster, method, path, **fields)
+    assert (code, body["kind"]) == (status, "Status")
+
+
 def test_without_api_writes_nothing_can_be_written_and_the_state_is_served(tmp_path: Path):
     with running(tmp_path) as cluster:
         cluster.kubectl("apply", "-f", "-", stdin=[egress(free_port())])
