@@ -114,10 +114,16 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
-    """A step that was illegal fails its test, even where somebody has swallowed the error."""
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A step that was illegal fails its test, even where somebody has swallowed the error.
+
+    What a module of tests leaves stays to the end: to look for garbage would take longer with each of them.
+    """
     found = states.ILLEGAL[:]
     states.ILLEGAL.clear()
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
     assert not found, found
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.world import Require
-from tests.e2e.test_dns_changes import origins
-from tests.e2e.world import ALLOW_LOOPBACK, ask, client, get
+from tests.e2e.world import ALLOW_LOOPBACK, ask, client, get, origins
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.pki import Pki, chain

@@ -119,17 +119,3 @@ def test_no_reading_shows_a_value(gateway: GatewayProcess, tmp_path: Path):
     of_all = ("/api/v1/secrets", "/api/v1/events", "/config", "/model", "/decisions")
     for path in (f"{SECRETS}/shown", f"{SECRETS}/of-a-file", SECRETS, watch, *of_all):
         check(gateway, gateway.admin(path))
-
-
-def test_a_value_that_changes_is_another_version(gateway: GatewayProcess):
-    client = Client(gateway)
-    code, first = client.send("POST", SECRETS, secret("versions"))
-    assert code == 201
-    one, versions = f"{SECRETS}/versions", [first["metadata"]["resourceVersion"]]
-    for patch in ({"stringData": {"a": "one"}}, {"stringData": {"a": "two"}}, {"metadata": {"annotations": {"x": "y"}}},
-                  {"metadata": {"annotations": {"x": "z"}}}):  # fmt: skip
-        code, changed = client.send("PATCH", one, patch, "application/merge-patch+json")
-        assert code == 200
-        versions.append(changed["metadata"]["resourceVersion"])
-    assert len(set(versions)) == len(versions)
-    assert client.send("PUT", one, {**first, "stringData": {"a": "three"}})[0] == 409

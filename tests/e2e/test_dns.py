@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.test_dns_changes import origins
-from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, origins
 from tests.support import manifests as m
 from tests.support.dns import Rule
 from tests.support.name_server import NameServer

@@ -91,12 +91,6 @@ def test_get_wide_prints_more_of_them(kubectl: Kubectl, port: int):
     assert row[-2:] == [f"forward:{port}", "1"]
 
 
-def test_get_over_all_namespaces_names_them(kubectl: Kubectl):
-    head, row = rows(kubectl("get", "httproutes", "-A"))
-    assert head == ["NAMESPACE", "NAME", "HOSTNAMES", "PARENTS", "ACCEPTED", "AGE"]
-    assert row[:5] == ["agents", "models", "a.example", "egress", "True"]
-
-
 def test_get_gives_objects_as_yaml_json_and_names(kubectl: Kubectl):
     as_yaml = yaml.safe_load(kubectl("get", "gateway", "egress", "-n", "agents", "-o", "yaml"))
     assert as_yaml["status"]["addresses"] == [{"type": "IPAddress", "value": "127.0.0.1"}]
@@ -106,19 +100,6 @@ def test_get_gives_objects_as_yaml_json_and_names(kubectl: Kubectl):
         "gateway.gateway.networking.k8s.io/egress",
         "httproute.gateway.networking.k8s.io/models",
     ]
-
-
-def test_selectors_select(kubectl: Kubectl):
-    assert kubectl("get", "gw", "-A", "-l", "team=red", "-o", "name").split() == [
-        "gateway.gateway.networking.k8s.io/egress"
-    ]
-    assert kubectl("get", "gw", "-A", "-l", "team in (blue)", "-o", "name") == ""
-    assert kubectl("get", "httproutes", "-A", "--field-selector", "metadata.name=other", "-o", "name") == ""
-
-
-def test_lists_come_in_pieces(kubectl: Kubectl):
-    names = kubectl("get", "ns", "-o", "name", "--chunk-size", "1").split()
-    assert names == ["namespace/agents", "namespace/default", "namespace/egressproxy-system"]
 
 
 def test_describe_tells_status_in_words(kubectl: Kubectl):

@@ -224,19 +224,6 @@ def test_the_ca_of_opened_tunnels_is_trusted_without_a_word(config: Path):
     assert not Path(file).parent.exists()
 
 
-def test_a_token_is_in_the_url(config: Path, tmp_path: Path):
-    (tmp_path / "token").write_text("e.f.g")
-    found = json.loads(run("--config", config, "--token-file", tmp_path / "token", "--", *PRINTS).stdout)
-    assert found["HTTPS_PROXY"].startswith("http://token:e.f.g@127.0.0.1:")
-
-
-def test_user_and_password_are_in_the_url(config: Path, tmp_path: Path):
-    (tmp_path / "password").write_text("open sesame\n")
-    login = ("--user", "alice", "--password-file", tmp_path / "password")
-    found = json.loads(run("--config", config, *login, "--", *PRINTS).stdout)
-    assert found["HTTPS_PROXY"].startswith("http://alice:open%20sesame@127.0.0.1:")
-
-
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tests.support import manifests as m
 from tests.support.manifests import Manifest
@@ -106,6 +107,35 @@ class Origin:
         while True:
             read_message(sock)
             sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+
+@contextmanager
+def origins() -> Iterator[tuple[int, list[str]]]:
+    """A port on every loopback address that answers with the address; and the addresses of its connections."""
+    accepted: list[str] = []
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+
+        def serve(sock: socket.socket) -> None:
+            own = sock.getsockname()[0]
+            accepted.append(own)
+            try:
+                while True:
+                    read_message(sock)
+                    sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(own), own.encode()))
+            except (OSError, AssertionError):
+                sock.close()
+
+        def accept() -> None:
+            while True:
+                try:
+                    sock, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=serve, args=(sock,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1], accepted
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def echo(sock: socket.socket) -> None:

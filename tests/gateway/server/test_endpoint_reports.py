@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from egressproxy.errors import Reason
 from egressproxy.gateway.server.endpoint_reports import reports_to
 from egressproxy.ir.backend import BackendIR, Destination
@@ -9,6 +11,10 @@ from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import MAX_EJECTION_SERIES, Metrics
 from egressproxy.upstream.endpoint_health import HealthRegistry, Why
+from tests.gateway.backends.test_failover import refuse
+from tests.gateway.conftest import Start
+from tests.gateway.kit import OK, OK_PASSED
+from tests.support import manifests as m
 
 
 def test_ejections_and_returns_are_events_of_the_backend_and_ejections_are_counted():
@@ -109,3 +115,22 @@ def test_backends_of_failovers_that_are_put_aside_and_return_are_events_of_their
         ),
         ("Service agents/local", "Normal", "BackendReturned", "an attempt has ended well: it takes requests again"),
     ]
+
+
+@pytest.mark.parametrize("answer", [b"429 Busy\r\nRetry-After: 30", None], ids=["a pause", "a refusal"])
+def test_a_failover_tells_of_the_backend_that_it_puts_aside(converse: Start, answer: bytes | None):
+    backends = (m.backend("a", "a.example", 80), m.backend("b", "b.example", 80), m.failover("any", "a", "b"))
+    talk = converse([m.gateway(m.http_listener(8080)), *backends, m.http_route("r", m.prefix_rule("/", "any"))])
+    talk.network.reports = reports_to(talk.metrics)
+    talk.client >> b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    if answer is None:
+        refuse(talk, "a")
+    else:
+        talk.dialled("a.example", 80)
+        talk.origin >> b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % answer
+    talk.dialled("b.example", 80)
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    (told,) = [each for each in talk.metrics.notices.take() if each.reason == "BackendPutAside"]
+    assert str(told.regarding) == "Backend agents/a"
+    assert told.message.startswith("upstream_refused: " if answer is None else "it answers 429: a Failover asks others")

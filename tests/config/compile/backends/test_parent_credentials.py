@@ -161,13 +161,6 @@ def test_over_tls_nobody_has_to_allow_it():
     assert shown(with_policy(corp(TLS), secret(), said=parent(""))[0]) == b"robot:word"
 
 
-def test_a_correct_configuration_has_no_condition_that_is_not_well():
-    made = compiled(FORWARD, policy(f"{ALLOW}\n{parent()}"), corp(), secret())
-    assert of_policy(made, "Accepted")[:2] == ("True", "Accepted")
-    assert of_policy(made, "ResolvedRefs") == ("", "", "")
-    assert "500" not in of_listener(made, "Accepted")[2]
-
-
 def test_another_namespace_has_to_grant_it():
     there = parent(credentials="{name: login, namespace: vault}")
     backend, (_, reason, message) = with_policy(corp(), secret(namespace="vault"), said=there)

@@ -178,22 +178,6 @@ spec:
     assert [bool(one.http_routes) for one in compiled(admitting, added, PLAIN, route).spec.listeners] == [False, True]
 
 
-def test_a_listener_set_loses_a_conflict_against_its_gateway():
-    added = """
-apiVersion: gateway.networking.k8s.io/v1
-kind: ListenerSet
-metadata: {name: more}
-spec:
-  parentRef: {name: gw}
-  listeners: [{name: extra, port: 8080, protocol: HTTP}]
-"""
-    admitting = REVERSE.replace("  listeners:", "  allowedListeners: {namespaces: {from: Same}}\n  listeners:")
-    made = compiled(admitting, added)
-    assert [one.name for one in made.spec.listeners] == ["web"]
-    (extra,) = status(made, "ListenerSet", "default/more")["listeners"]
-    assert said(extra["conditions"], "Conflicted")[:2] == ("True", "HostnameConflict")
-
-
 def test_fields_that_do_nothing_are_named_in_status():
     made = compiled(gateway("{name: a, port: 80, protocol: HTTP}", more="infrastructure: {labels: {a: b}}"))
     assert "infrastructure has nothing to be applied to" in of_object(made, "Gateway", "default/gw", "Accepted")[2]

@@ -27,24 +27,8 @@ OLDER = 'creationTimestamp: "2024-01-01T00:00:00Z"'
 YOUNGER = 'creationTimestamp: "2025-01-01T00:00:00Z"'
 
 
-def on_gateway(*policies: str) -> PolicyIR:
-    return listener(compiled(FORWARD, *policies)).policy
-
-
 def allowed(spec: PolicyIR) -> list[list[str]]:
     return [[name for entry in group for name in entry.hostnames] for group in spec.destinations.allow]
-
-
-def test_of_two_policies_on_one_target_the_older_wins_and_the_younger_is_told():
-    made = compiled(
-        FORWARD,
-        policy("mode: Report", policy_name="a", meta=YOUNGER),
-        policy("mode: Open", policy_name="b", meta=OLDER),
-    )
-    assert listener(made).policy.mode is Mode.OPEN
-    assert of_policy(made, "Conflicted", "default/a")[:2] == ("True", "Conflicted")
-    assert "EgressPolicy default/b" in of_policy(made, "Conflicted", "default/a")[2]
-    assert of_policy(made, "Conflicted", "default/b") == ("", "", "")
 
 
 def test_a_policy_can_name_one_rule():
