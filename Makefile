@@ -15,10 +15,10 @@ GATEWAY_API_CRDS ?= ../shared/apiserver/gateway-api-crds
 # What says the most about a Python in the shortest time: a real process, the codec, what goes between processes, and what
 # frames and tracebacks keep alive.
 SMOKE       := tests/smoke tests/test_patterns.py tests/protocols/http1 tests/model tests/net/test_tls.py \
-               tests/ir tests/processes/workers/test_messages.py tests/processes/loader/test_request.py tests/processes/loader/test_result.py \
+               tests/processes/workers/test_messages.py tests/processes/loader/test_request.py tests/processes/loader/test_result.py \
                tests/machine/test_cycles.py tests/machine/test_cycles_of_failures.py tests/machine/test_cycles_of_http2.py tests/machine/test_cycles_of_questions.py
 # Of the compiled build: what serves is compiled; what reads and writes configurations is not.
-SERVING     := tests/differential tests/smoke $(wildcard tests/filters/test_*.py) tests/gateway tests/ir tests/machine tests/model tests/net tests/protocols \
+SERVING     := tests/differential tests/smoke $(wildcard tests/filters/test_*.py) tests/gateway tests/machine tests/model tests/net tests/protocols \
                tests/routing tests/telemetry tests/upstream tests/test_build.py tests/test_patterns.py
 # The tiers of tests/conftest.py.
 QUICK       := not (process or clients or machine or compiled or nightly)
