@@ -58,7 +58,7 @@ async def test_a_start_on_a_python_that_misreads_http_serves_nothing_and_is_a_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     port = free_port()
-    monkeypatch.setattr(request_head, "plain_request_section", lambda _: re.compile(b"(.*)"))
+    monkeypatch.setattr(request_head, "plain_section_pattern", lambda *_: re.compile(b"(.*)"))
     assert await App(options(tmp_path, m.gateway(m.forward_listener(port)))).serve() == 1
     assert "egressproxy: this Python misreads HTTP: " in capsys.readouterr().err
     with pytest.raises(ConnectionRefusedError):

@@ -292,7 +292,7 @@ async def test_a_worker_that_cannot_begin_fails_the_start(tmp_path: Path):
 async def test_a_worker_whose_python_misreads_http_fails_the_start(monkeypatch: pytest.MonkeyPatch):
     broken = (
         "import re, sys; sys.path[:] = {path!r}; from egressproxy.protocols.http1 import request_head;"
-        " request_head.plain_request_section = lambda _: re.compile(b'(.*)');"
+        " request_head.plain_section_pattern = lambda *_: re.compile(b'(.*)');"
         " from egressproxy.processes.workers.process import main; sys.exit(main({descriptor}))"
     )
 
