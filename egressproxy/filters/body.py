@@ -107,7 +107,7 @@ class ChosenSteps:
                 if type(result) is not bytes or step.only_reads or len(result) > MAX_RESULT:
                     if not isinstance(result, bytes) and isinstance(result, Awaitable):
                         going_on = self._go_on(step, result, rest, exchange, came, data, has_changed)
-                        return start(going_on, result)
+                        return start(step, going_on, result)
                     result = checked_result(step, data, result, may_answer=True)
                 has_changed = has_changed or result != data
                 data = result
@@ -307,7 +307,7 @@ class BodyChain:
                     continue
                 if not isinstance(result, bytes) and isinstance(result, Awaitable):
                     self._waited_for = len(data)
-                    return start(self._go_on(flow, result, exchange, data, last), result)
+                    return start(flow.step, self._go_on(flow, result, exchange, data, last), result)
                 data = self._given(flow, data, result)
             except BaseException as error:  # without an await here, only the filter can raise
                 _settle(flow, error)
@@ -362,6 +362,7 @@ def checked_result(step: FilterStep, data: bytes, result: object, *, may_answer:
 
 def too_long(step: FilterStep, bound: int, phase: Phase) -> GatewayError:
     """Count and return the error of a body above a filter's buffer limit."""
+    step.stats.runs += 1
     step.stats.rejected += 1
     message = f"the body is longer than the {bound} bytes that filter {step.spec.name} takes"
     if phase is Phase.REQUEST_BODY:

@@ -124,6 +124,7 @@ class BodyPlan:
                     raise _no_mode(mode)
             except BaseException as error:  # without an await here, only the filter can raise
                 key *= 3
+                step.stats.runs += 1
                 settle(step, error, may_fail_open=step.fail_open)
                 continue
             mark = step.mark
@@ -237,6 +238,7 @@ def _mode_for(step: FilterStep, exchange: Exchange, phase: Phase) -> BodyMode | 
             return mode
         raise _no_mode(mode)
     except BaseException as error:  # without an await here, only the filter can raise
+        step.stats.runs += 1
         settle(step, error, may_fail_open=step.fail_open)
         return None
 

@@ -223,7 +223,7 @@ def run(steps: FilterSteps, exchange: Exchange) -> Outcome | None:
         if isinstance(result, LocalResponse):
             return checked_answer(step, result)
         if isinstance(result, Awaitable):
-            return start(_go_on(step, result, exchange), result)
+            return start(step, _go_on(step, result, exchange), result)
         raise TypeError
     except BaseException as error:  # without an await here, only the filter can raise
         settle(step, error, may_fail_open=step.fail_open)

@@ -137,8 +137,8 @@ class _Out:
         step = self._step
         if self._budget.take_back():
             return step.filter.body_mode if step.mode_for is None else step.mode_for(exchange, phase)
-        step.stats.runs += 1
         step.stats.out_of_service += 1
         if not step.fail_open:
-            raise OutOfService
+            raise OutOfService  # the caller counts the run
+        step.stats.runs += 1
         return None

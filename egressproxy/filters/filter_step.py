@@ -130,7 +130,7 @@ def settle(step: FilterStep, error: BaseException, *, may_fail_open: bool) -> No
         raise GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=step.spec.source, detail=detail) from None
     timed_out = isinstance(error, DeadlinePassed)
     kind = _kind(error)
-    step.stats.fail(kind, is_open=may_fail_open)
+    step.stats.fail(kind, is_open=may_fail_open, is_counted=True)
     if timed_out:
         step.stats.timed_out += 1
     if step.budget is not None:
@@ -199,6 +199,7 @@ async def wait(step: FilterStep, awaitable: Awaitable[R], exchange: Exchange) ->
     finally:
         if is_for_people:
             exchange.hold_for_people(-1)
+        step.stats.runs += 1
         step.stats.took(perf_counter() - began)
         del deadline  # breaks a cycle: deadline, task, error, frames
 
@@ -209,8 +210,11 @@ def _is_cancelled_from_outside() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]:
-    """Start a task. A cancellation before it awaits `waiting` closes that coroutine, without a warning."""
+def start(step: FilterStep, coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]:
+    """Start a task that waits for a step. A cancellation before it awaits `waiting` closes that coroutine, without a
+    warning.
+    """
+    step.stats.runs -= 1  # `wait` counts it at its end: until then nobody knows how
     task = asyncio.get_running_loop().create_task(coroutine)
     if iscoroutine(waiting):
         task.add_done_callback(lambda _task: waiting.close())
@@ -240,7 +244,7 @@ def run_trailers(steps: Sequence[FilterStep], exchange: Exchange, block: bytes) 
         try:
             result = step.call(exchange, fields)
             if isinstance(result, Awaitable):
-                return start(_go_on(step, result, fields, steps[position:], exchange, block), result)
+                return start(step, _go_on(step, result, fields, steps[position:], exchange, block), result)
             block = _given(fields, result)
         except BaseException as error:  # without an await here, only the filter can raise
             settle(step, error, may_fail_open=step.fail_open)

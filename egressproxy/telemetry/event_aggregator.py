@@ -125,9 +125,10 @@ class Refusal(NamedTuple):
 class FilterStats:
     """Counters of one filter in one phase, read by the metrics collector.
 
-    `source` is the object that declares it, "Kind namespace/name"; `notices` get every failure. `runs` counts calls,
-    `answered` local responses, `rejected` refusals (Rejected, LimitExceeded, Denied …), `failed` failures and timeouts,
-    `timed_out` the timeouts alone.
+    `source` is the object that declares it, "Kind namespace/name"; `notices` get every failure. `runs` counts
+    calls that have ended, `answered` local responses, `rejected` refusals (Rejected, LimitExceeded, Denied …), `failed`
+    failures and timeouts, `timed_out` the timeouts alone. No call is in one of the others and not yet in `runs`: the
+    rest of `runs` has passed, and must not become fewer.
     """
 
     name: str
@@ -151,8 +152,12 @@ class FilterStats:
         self.buckets[bisect_left(FILTER_BUCKETS_S, seconds)] += 1
         self.sum_s += seconds
 
-    def fail(self, how: str, *, is_open: bool) -> None:
-        """Count a failure. `how` is one word; `is_open`: the exchange goes on without the filter."""
+    def fail(self, how: str, *, is_open: bool, is_counted: bool = False) -> None:
+        """Count a failure. `how` is one word; `is_open`: the exchange goes on without the filter; `is_counted`: of a
+        run that is in `runs`.
+        """
+        if not is_counted:
+            self.runs += 1
         self.failed += 1
         if self.notices is not None:
             self.notices.failed(self, how, is_open=is_open)

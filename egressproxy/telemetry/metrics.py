@@ -391,7 +391,7 @@ def _gauge(name: str, description: str, labels: tuple[str, ...], values: _Values
 
 def _filter_results(counts: FilterStats) -> Iterator[tuple[str, int]]:
     """Each run under one result: the sum over results is the number of runs."""
-    yield "passed", max(0, counts.runs - counts.rejected - counts.answered - counts.failed - counts.out_of_service)
+    yield "passed", counts.runs - counts.rejected - counts.answered - counts.failed - counts.out_of_service
     yield "rejected", counts.rejected
     yield "answered", counts.answered
     yield "failed", counts.failed - counts.timed_out

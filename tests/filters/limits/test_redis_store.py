@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -539,7 +540,7 @@ def test_a_client_that_leaves_before_the_redis_is_asked_frees_its_place_and_give
         async def wait():
             await waiting
 
-        leaving = start(wait(), waiting)
+        leaving = start(SimpleNamespace(stats=SimpleNamespace(runs=1)), wait(), waiting)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
