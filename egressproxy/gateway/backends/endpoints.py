@@ -161,7 +161,7 @@ class HostSet:
 
 
 class CircuitBreaker:
-    """The circuit breaker of every target of a cluster; as a watch it knows no health. Nothing here holds a target:
+    """The circuit breaker of every target of a cluster; as a monitor it knows no health. Nothing here holds a target:
     what a reload retires has to be free of circles.
     """
 
@@ -246,10 +246,10 @@ class CircuitBreaker:
             raise open_circuit(self._name, "maxParallelRequests")
 
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
-        """See TargetWatch."""
+        """See HostMonitor."""
 
     def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
-        """See TargetWatch."""
+        """See HostMonitor."""
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
         return addresses
@@ -257,7 +257,7 @@ class CircuitBreaker:
 
 @dataclass(slots=True, eq=False, repr=False)
 class EndpointMonitor:
-    """The watch of a target that is one endpoint."""
+    """The monitor of a target that is one endpoint."""
 
     _guard: CircuitBreaker
     _detection: OutlierDetection
@@ -281,7 +281,7 @@ class EndpointMonitor:
 
 
 class ProxiedMonitor(EndpointMonitor):
-    """The watch of a name that a parent resolves: one endpoint, which health checks through the parent judge."""
+    """The monitor of a name that a parent resolves: one endpoint, which health checks through the parent judge."""
 
     __slots__ = ()
 
@@ -295,7 +295,7 @@ class ProxiedMonitor(EndpointMonitor):
 
 
 class HostnameMonitor:
-    """The watch of a name, whose addresses have a health each. `known` is by "address:port"."""
+    """The monitor of a name, whose addresses have a health each. `known` is by "address:port"."""
 
     __slots__ = ("_detection", "_due", "_guard", "_is_out", "_version", "known")
 
@@ -330,7 +330,7 @@ class HostnameMonitor:
             self._settle(target, health, self._detection.answered(health, status, self._guard.now))
 
     def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
-        """See TargetWatch. A dial that fails has failed at each address that it tried."""
+        """See HostMonitor. A dial that fails has failed at each address that it tried."""
         if upstream is not None:
             tried = [upstream.address]
         else:

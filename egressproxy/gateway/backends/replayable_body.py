@@ -26,8 +26,8 @@ from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.chunked import late_fields
 
 #: The chain for a body that flows; a whole body as it was before the chain, and its trailers.
-_FLOWING: Final[StateSlot[BodyChain]] = StateSlot("leg of the backend")
-_UNFILTERED: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("body before the leg")
+_FLOWING: Final[StateSlot[BodyChain]] = StateSlot("body filters of the backend")
+_UNFILTERED: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("body before filters of the backend")
 
 #: Bytes of a streamed body that are kept for another attempt.
 REPLAY_LIMIT: Final = 64 * 1024

@@ -39,7 +39,7 @@ class Repeat(Enum):
 
 
 class AttemptCounter:
-    """The cluster of a parent, held for a request that counts at its own target: see TargetWatch."""
+    """The cluster of a parent, held for a request that counts at its own target (see HostMonitor)."""
 
     __slots__ = ("_target", "_ticket", "_via", "behind", "network")
 

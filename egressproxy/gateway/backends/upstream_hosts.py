@@ -53,12 +53,12 @@ class HostMonitor(Protocol):
 
 
 class CreatesMonitors(Protocol):
-    """Sets a watch on each target that is made."""
+    """Makes the monitor of each new target."""
 
     __slots__ = ()
 
     def watch(self, target: UpstreamHost) -> HostMonitor:
-        """The watch of a new target. It may change the limits of the target's pool."""
+        """The monitor of a new target. It may change the limits of the target's pool."""
 
 
 class DialTarget:

@@ -1,6 +1,6 @@
 """ExchangeClock: how long the exchange in progress may take, and how long nothing may move in it.
 
-One deadline serves all time limits. When the deadline has passed, `look_at_clock` says which limit was reached, if any.
+One deadline serves all time limits. When it has passed, `ExchangeClock.look` says which limit was reached, if any.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ phase follows from that. Equal results give equal actions, so tests and `explain
 | FILTER | runs `steps`, as they stand | `answer`: a filter's, or None |
 | ADMIT_AGAIN | decides a request once more that has waited for a person | `route`; of a tunnel `listener`, too |
 | FILTER_BODY | lets body filters of the route decide how they get the body | `body` |
-| CALL | reaches a backend, and tries again | `answer`, or `exchange.response` and `response_chain` |
+| CALL | chooses a backend and asks it | `answer`, or `exchange.response` and `response_chain` |
 | RESPOND | sends `answer`; the last action | |
 | RESPOND_SELF | answers a client's question about its own egress; the last action | |
 | SEND | sends the response through the body filters of `response_chain`; the last action | |
@@ -37,8 +37,8 @@ behind that the driver accounts for the exchange, once, unless a tunnel has it:
 | REFUSE | closes a stream, with a TLS alert where policy is the reason |
 | BREAK_OFF | closes the connection, or resets the stream of HTTP/2: what was sent must not look whole |
 
-Results are read into local names after a
-`yield`: type checker and compiler take an attribute that was tested before the `yield` for unchanged.
+Results are read into local names after a `yield`: type checker and compiler take an attribute that was tested before
+it for unchanged.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def send_request(
     `body`: what the attempt sends where that is known or kept. `driver` waits for the response.
     """
     head, pipeline = exchange.request, client.pipeline
-    mirrors, is_filtered = pipeline.mirror_requests, pipeline.route.filters_request  # type: ignore[union-attr]  # set before ADMIT
+    mirrors, is_filtered = pipeline.mirror_requests, pipeline.route.filters_request  # type: ignore[union-attr]  # set before ENTER_GATE
     if mirrors is None:
         if body is None and not (is_filtered and head.body != 0):
             upstream.begin(driver, head)
