@@ -61,11 +61,10 @@ def name_request(
         exchange.scheme = listener.scheme
     if head.authority is not None and exchange.scheme == b"http":
         exchange.authority = head.authority
-    elif not head.host and head.http_1_0 and not listener.is_forward:
-        # RFC 9112 section 3.3: the server's own name. Health checks of load balancers ask like this.
-        head.host = server_name.encode() or _own_name(port)
-        exchange.authority = read_authority(head.host, HTTPS_PORT if exchange.scheme == b"https" else HTTP_PORT)
     else:
+        if not head.host and head.http_1_0 and not listener.is_forward:
+            # RFC 9112 section 3.3: the server's own name. Health checks of load balancers ask like this.
+            head.host = server_name.encode() or _own_name(port)
         exchange.authority = read_authority(head.host, HTTPS_PORT if exchange.scheme == b"https" else HTTP_PORT)
     if not listener.is_forward:
         listener = port.listener_for(exchange.authority.host, server_name)

@@ -121,12 +121,12 @@ class ExchangeClock:
             return late_request()
         if now >= self.attempt_ends_at:
             return late_attempt(client.pipeline)
-        octets = client.bytes_in + client.bytes_out - client.unsent_bytes
-        is_still = self.idle_limit_s > 0 and octets == self.seen_bytes
+        moved = client.bytes_in + client.bytes_out - client.unsent_bytes
+        is_still = self.idle_limit_s > 0 and moved == self.seen_bytes
         if is_still and not (_waits_for_answer(client) or _may_be_quiet(client) or waits_for_people(client)):
             return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
         self._begin_anew(client)
-        self.seen_bytes = octets
+        self.seen_bytes = moved
         return None
 
     def _begin_anew(self, client: TimedClient) -> None:

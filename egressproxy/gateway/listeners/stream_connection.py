@@ -31,7 +31,7 @@ from egressproxy.gateway.exchange.pipeline import (
     TUNNEL,
     Pipeline,
 )
-from egressproxy.gateway.exchange.readmission import changed, check_configured, take_over
+from egressproxy.gateway.exchange.readmission import changed, take_over
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.open_connections import Connection, OpenConnections
@@ -298,7 +298,7 @@ def admit_stream_again(
     exchange: Exchange, client: StreamConnection, route: Route, inner: _Inner | None
 ) -> tuple[Route, ActiveListener]:
     """As `readmission.admit_again`, of a stream that was approved. `inner`: its plaintext, where its TLS ends here."""
-    check_configured(client.state)
+    client.state.check_open()
     again, port = exchange.copy(), client.state.port
     listener = name_stream(again, port, client.hello)
     certified, until = ANONYMOUS, inf
