@@ -66,7 +66,7 @@ class Cluster:
         self.parent: Cluster | None = None
         self.parents: ParentSelector[Cluster] | None = None  # where there is more than one
         if spec.backend.other_parents or spec.backend.no_proxy:
-            self.parents = _parent_ways(spec, network)
+            self.parents = _parent_selector(spec, network)
             self.parent = self.parents.clusters[0].parent
         elif spec.backend.parent is not None:
             self.parent = Cluster(parent_spec(spec), network, behind=spec.backend)
@@ -241,8 +241,8 @@ class Cluster:
         return await self.parents.reach(
             target.host,
             target.port,
-            lambda next_hop: next_hop.opener.open(
-                exchange, next_hop.same_target(exchange, target), connect, protocol, alpn
+            lambda cluster: cluster.opener.open(
+                exchange, cluster.same_target(exchange, target), connect, protocol, alpn
             ),
         )
 
@@ -251,7 +251,7 @@ class Cluster:
         if self.parents is None:
             return await self.opener.park(exchange, target, connect)
         return await self.parents.reach(
-            target.host, target.port, lambda next_hop: next_hop.opener.park(exchange, target, connect)
+            target.host, target.port, lambda cluster: cluster.opener.park(exchange, target, connect)
         )
 
     async def acquire_by_any_way(
@@ -421,11 +421,9 @@ class Cluster:
     def start(self) -> None:
         """The cluster is in service: ask its endpoints whether they are well, where that is configured."""
         if self.checks is None and self.watched is not None and self.spec.resilience.check is not None:
-            opener = (
-                self.opener
-                if self.parents is None
-                else SelectingOpener(self.spec, self.network, self.parent, self.parents)
-            )
+            opener = self.opener
+            if self.parents is not None:
+                opener = SelectingOpener(self.spec, self.network, self.parent, self.parents)
             self.checks = HealthChecks(self.spec, self.network, opener, self.watched)
             self.checks.start()
 
@@ -445,17 +443,15 @@ class Cluster:
 
     def tls_failure(self, host: str) -> TlsFailure | None:
         """Why the latest handshake with this host ("": any) failed, by whichever way; None where it has not."""
-        parents: list[Cluster] = [self] if self.parents is None else [self, *self.parents.clusters]
-        failures = [
-            failure for next_hop in parents if (failure := next_hop.opener.tls_failure) and host in ("", failure.host)
-        ]
+        clusters: list[Cluster] = [self] if self.parents is None else [self, *self.parents.clusters]
+        failures = [failure for each in clusters if (failure := each.opener.tls_failure) and host in ("", failure.host)]
         return max(failures, default=None)
 
     def counts(self) -> tuple[int, int]:
         """Connections (active, idle), for metrics."""
         active, idle = self.targets.counts()
         if self.parents is not None:
-            counts = [next_hop.counts() for next_hop in self.parents.clusters]
+            counts = [each.counts() for each in self.parents.clusters]
             return active + sum(each for each, _ in counts), idle + sum(each for _, each in counts)
         return active, idle
 
@@ -465,7 +461,7 @@ class Cluster:
         return sum(hop.targets.waiting for hop in self.all_hops())
 
 
-def _parent_ways(spec: ConnectionIR, network: Network) -> ParentSelector[Cluster]:
+def _parent_selector(spec: ConnectionIR, network: Network) -> ParentSelector[Cluster]:
     parents = [(parent, Cluster(each, network)) for parent, each in candidate_specs(spec)]
     no_proxy = spec.backend.no_proxy
     direct = Cluster(direct_spec(spec), network) if no_proxy else None

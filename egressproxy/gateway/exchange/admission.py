@@ -138,7 +138,7 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
     found = listener.http.match(authority.host, head.method, head.path, head.fields)
     if found is not None and (not listener.is_forward or found[0].serves(authority.host, authority.port)):
         route, prefix = found
-        return route, prefix, check_destination_policy(route, authority) if route.is_judged else ()
+        return route, prefix, check_destination_policy(route, authority) if route.has_destination_policy else ()
     if listener.is_forward or listener.is_stream:
         return _unmatched_request(listener, authority, is_named=found is not None)
     raise GatewayFault(
@@ -205,7 +205,7 @@ def route_of_stream(listener: ActiveListener, authority: Authority | None) -> tu
     if authority is None:
         return route, ()
     noted = check_destination_policy(route, authority)
-    certificate_cache = listener.leaves_for(host)
+    certificate_cache = listener.certificates_for(host)
     if certificate_cache is not None:
         raise not_opened(host, certificate_cache.policy)
     return route, noted
@@ -227,7 +227,7 @@ def opened_stream(port: Port, listener: ActiveListener, authority: Authority | N
     """
     if authority is None or listener.terminate is not None or not port.is_stream:
         return None
-    return listener.leaves_for(authority.host)
+    return listener.certificates_for(authority.host)
 
 
 def admit_http(listener: ActiveListener, authority: Authority) -> Noted:

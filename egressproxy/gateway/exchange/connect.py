@@ -139,11 +139,11 @@ async def open_tunnel(accounting: Accounting, exchange: Exchange, client: Client
     pipeline.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
     guard = None
     is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is _MATCH
-    certificate_cache = listener.certificate_cache
-    if is_tls or checks_name or exchange.status or certificate_cache is not None:
+    opened = listener.certificate_caches
+    if is_tls or checks_name or exchange.status or opened is not None:
         guard = SniGuard(
             authority, must_be_tls=is_tls or exchange.status != 0, only_reports=route.only_reports,
-            checks_name=is_tls or checks_name, is_opened=None if certificate_cache is None else certificate_cache.match,
+            checks_name=is_tls or checks_name, is_opened=None if opened is None else opened.match,
         )  # fmt: skip
     upstream = await dial(exchange, backend, pipeline)
     if not exchange.status:

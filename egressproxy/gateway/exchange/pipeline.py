@@ -306,7 +306,7 @@ class Pipeline(HeldConnection):
         try:
             if is_admitted and listener.variants is not None:
                 listener = self.listener = listener.variants.of(exchange.identity)
-            certificates = self.certificates = listener.leaves_for(authority.host)
+            certificates = self.certificates = listener.certificates_for(authority.host)
             if certificates is None:
                 self.route, noted = route_tunnel(listener, authority)
                 exchange.note_denials(*noted)

@@ -50,7 +50,7 @@ async def admit_again(
         return route_again(exchange, again, route, own), own
     assert exchange.authority is not None
     found, noted = route_tunnel(own, exchange.authority)
-    if own.leaves_for(exchange.authority.host) is not None:
+    if own.certificates_for(exchange.authority.host) is not None:
         raise changed(found)
     take_over(exchange, route, found, noted)
     return found, own

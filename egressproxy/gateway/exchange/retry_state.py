@@ -172,7 +172,7 @@ class RetryState:
                 return
             error = self.error
             if error is None:
-                is_last = yield from self._judge()
+                is_last = yield from self._delivers()
                 error = self.error
                 if error is None:
                     if is_last:
@@ -250,7 +250,7 @@ class RetryState:
         self._tried.add(target)
         return True
 
-    def _judge(self) -> Generator[str, None, bool]:
+    def _delivers(self) -> Generator[str, None, bool]:
         """Whether the client gets this answer, as the value of the generator; an `error` where it cannot be read."""
         exchange, failover_state, failover, policy = self._exchange, self.failover_state, self._failover, self._policy
         status = exchange.response.status if failover_state is None else status_of_answer(exchange.response)

@@ -283,7 +283,7 @@ async def open_tunnel(
     if client.hello is not None and exchange.authority is not None:
         guard = SniGuard(
             exchange.authority, must_be_tls=True, only_reports=route.only_reports,
-            is_opened=None if listener.certificate_cache is None else listener.leaves_for,
+            is_opened=None if listener.certificate_caches is None else listener.certificates_for,
         )  # fmt: skip
         guard.knows(client.hello, client.hello_size)
     if hand_over(accounting, exchange, client, upstream, held, guard, route.tunnel_idle_s):

@@ -151,28 +151,28 @@ async def converse(driver: Driver, inner: Exchange, cluster: Cluster, chain: Cha
     """Ask the server, through its filters but for those of its answer's body. Raises GatewayError."""
     caller = _Question(driver)
     try:
-        upstream = await begin_own_call(caller, caller.resources, inner, cluster, chain, body or None)
+        upstream = await begin_own_call(caller, caller.connection, inner, cluster, chain, body or None)
         response = inner.response
         if not upstream.has_ended:
             upstream.send_response_body_to(caller)
             await upstream.response_end()
-        caller.resources.release(reusable=upstream.is_reusable)
+        caller.connection.release(reusable=upstream.is_reusable)
         return CallResponse(response, caller.answer.joined(), caller.trailers)
     except GatewayError as error:
-        caller.resources.fail(inner, error)
+        caller.connection.fail(inner, error)
         raise
     finally:
-        caller.resources.release(reusable=False)
+        caller.connection.release(reusable=False)
 
 
 class _Question(OwnCaller):
     """A caller with a driver of its own. `answer` collects the body of the response, up to a bound."""
 
-    __slots__ = ("_size", "answer", "driver", "resources", "trailers")
+    __slots__ = ("_size", "answer", "connection", "driver", "trailers")
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.resources = HeldConnection()
+        self.connection = HeldConnection()
         self.answer = ByteQueue()
         self.trailers = b""
         self._size = 0

@@ -308,7 +308,7 @@ async def _describe_upstream(made: dict[str, Any], decided: Decision, cluster: C
         if cluster.parent is None:
             await _describe_addresses(made, decided, cluster, target)
         else:
-            cluster.opener.judge_for_parent(target)
+            cluster.opener.check_for_parent(target)
             made["dns"] = f"resolved by the parent {cluster.parent.name}"
     if cluster.parent is not None:
         await _describe_parent(made, decided, cluster, cluster.parent)
