@@ -176,8 +176,8 @@ class ConnectionOpener:
                 addresses = await self._reverse_checked(exchange, target, resolved, addresses)
             if target.only is not None:
                 addresses = tuple(address for address in addresses if address == target.only)
-            elif target.watch is not None:
-                addresses = tuple(target.watch.order(target, addresses))
+            elif target.monitor is not None:
+                addresses = tuple(target.monitor.order(target, addresses))
         if policy.reports and not is_named and policy.would_deny(addresses, target.port, resolved):
             exchange.note_denials(Reason.ADDRESS_DENIED)
         exchange.addresses = addresses

@@ -161,7 +161,7 @@ def untried(
     """The next endpoint that was not tried for this request; if all were tried, one that was not found down."""
     cluster = backend.cluster
     assert cluster is not None
-    if cluster.watched is not None:
+    if cluster.host_set is not None:
         target = cluster.another_target(exchange, tried)
         return target if target not in down else cluster.another_target(exchange, down)
     target = cluster.target(exchange)

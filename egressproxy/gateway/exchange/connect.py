@@ -174,8 +174,8 @@ async def dial(
     began = monotonic()
     target: DialTarget | None = None
     try:
-        if cluster.fixed is not None and cluster.fixed.watch is not None:
-            cluster.fixed.watch.admit(cluster.fixed)  # other targets are chosen among those that may be used
+        if cluster.fixed is not None and cluster.fixed.monitor is not None:
+            cluster.fixed.monitor.admit(cluster.fixed)  # other targets are chosen among those that may be used
         if terminated:
             target = secure = cluster.target(exchange)
             count_tunnel(exchange, cluster, target, pipeline)
@@ -187,20 +187,20 @@ async def dial(
             parked = await cluster.park(exchange, target, backend.chain.connect)
     except GatewayError as error:
         backend.series.attempt(error.reason.value)
-        if target is not None and target.watch is not None:
-            target.watch.failed(target, error, exchange, None)
+        if target is not None and target.monitor is not None:
+            target.monitor.failed(target, error, exchange, None)
         raise
     backend.series.answered(monotonic() - began)
-    if target.watch is not None:
-        target.watch.answered(target, exchange.upstream, 0)
+    if target.monitor is not None:
+        target.monitor.answered(target, exchange.upstream, 0)
     return parked
 
 
 def count_tunnel(exchange: Exchange, cluster: Cluster, target: DialTarget, pipeline: Pipeline) -> None:
     """Count a tunnel where a circuit breaker asks for it. Raises LimitExceeded (503)."""
     counting = cluster.counting_target(exchange, target)
-    if counting is not None and cluster.watched is not None:
-        pipeline.when_complete(cluster.watched.count_tunnel(counting, client_of(exchange)))
+    if counting is not None and cluster.host_set is not None:
+        pipeline.when_complete(cluster.host_set.count_tunnel(counting, client_of(exchange)))
 
 
 async def switch_protocols(accounting: Accounting, exchange: Exchange, client: Client) -> None:

@@ -370,7 +370,7 @@ class RetryState:
 
     def _takes_retry(self, backend: RouteBackend) -> bool:
         """Whether the circuit breaker of this backend allows one more retry, which counts there until `end`."""
-        hosts = backend.cluster.watched if backend.cluster is not None else None
+        hosts = backend.cluster.host_set if backend.cluster is not None else None
         if hosts is None or hosts in self.parallel:
             return True
         if not hosts.take_retry():
