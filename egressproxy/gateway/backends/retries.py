@@ -35,7 +35,7 @@ NO_RETRIES = RetryIR(0)
 HEDGING_BUDGET = RetryBudgetIR(20, 10.0, 10)
 #: Why statuses of a parent are believed.
 PARENT_RETRIES = "the parent retries for itself"
-#: What asking the same place again will not change.
+#: Failures that the same endpoint would only repeat.
 SETTLED = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.NO_ENDPOINT, Reason.TLS_CERTIFICATE))
 
 

@@ -110,7 +110,7 @@ def read_authority(raw: bytes, default_port: int | None) -> Authority:
 
 
 def connect_not_served() -> GatewayFault:
-    """What a CONNECT to a listener is told that is no forward proxy."""
+    """The error for a CONNECT to a listener that is no forward proxy."""
     message = "CONNECT is served by forward-proxy listeners alone"
     remedy = "point HTTPS_PROXY at the port of a listener of protocol egressproxy.io/forward-proxy"
     return GatewayFault(Reason.METHOD_NOT_ALLOWED, message, status=405, remedy=remedy)
@@ -221,9 +221,9 @@ def not_opened(host: str, policy: str) -> Denied:
     return Denied(Reason.DESTINATION_DENIED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
 
 
-def opened_stream(port: Port, listener: ActiveListener, authority: Authority | None) -> CertificateCache | None:
-    """What a client is shown whose TLS would pass, and is to be opened; None: it passes. Where the listener ends TLS
-    itself, or shares its port with HTTPS, it is neither: `route_of_stream` refuses it.
+def stream_certificates(port: Port, listener: ActiveListener, authority: Authority | None) -> CertificateCache | None:
+    """The certificates for a stream whose TLS is to be opened; None: it passes unread. Where the listener ends TLS
+    itself, or shares its port with HTTPS, `route_of_stream` refuses such a stream.
     """
     if authority is None or listener.terminate is not None or not port.is_stream:
         return None

@@ -114,7 +114,7 @@ class ClientConnection(DownstreamConnection, Client):
         self.read_anew(limits)
 
     def discard(self) -> None:
-        """It is never told of a connection, nor of its end."""
+        """Drop a client that had no transport: neither `connection_made` nor `connection_lost` will be called."""
         self.deadline.close()
         self.driver.on_idle = None
 

@@ -66,7 +66,7 @@ class TimedClient(UpstreamCaller, Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that were said, and that the client has not taken."""
+        """Bytes of the response that the client has not taken yet."""
 
 
 class ExchangeClock:
@@ -165,9 +165,9 @@ def late_attempt(held: HeldConnection) -> UpstreamFault:
 
 
 def _waits_for_answer(client: TimedClient) -> bool:
-    """Whether the backend has the whole request and may still take its time: `request` and `backendRequest`, not
-    `idle`, which is for bodies that stall. Where neither is set it is ANSWER_S, since a client whose network is gone
-    cannot be seen to have left; for one that has ended its side with its request `idle` will do: it may have.
+    """Whether the backend has the whole request and may still take its time: `request` and `backendRequest` bound that,
+    and ANSWER_S where neither is set, since a client whose network is gone cannot be seen to have left. `idle` is for
+    bodies that stall, and for clients that have ended their side, and so may have left.
     """
     upstream = client.pipeline.upstream
     if client.has_ended:

@@ -120,7 +120,7 @@ async def first_bytes(client: Client) -> ActiveListener:
 
 
 async def filter_tunnel(steps: FilterSteps, exchange: Exchange, pipeline: Pipeline) -> LocalResponse | None:
-    """FILTER: the response of a filter, where one can still be sent. Raises Denied of a filter that answers else."""
+    """FILTER: the response of a filter. Raises Denied for one that answers when none can be sent any more."""
     if exchange.status:
         await refuse_answer(steps, exchange)
         return None

@@ -275,5 +275,5 @@ class HttpConnectionManager(Server):
 
 
 def has_stray_bytes(exchange: Exchange, client: Client) -> bool:
-    """Bytes behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
+    """Whether bytes came behind a CONNECT or an upgrade: if that fails, they must not be read as a request."""
     return exchange.asks_to_switch and client.unread > 0

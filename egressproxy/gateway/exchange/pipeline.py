@@ -63,11 +63,11 @@ from egressproxy.gateway.exchange.admission import (
     name_request,
     name_stream,
     of_client,
-    opened_stream,
     read_authority,
     route_of_stream,
     route_request,
     route_tunnel,
+    stream_certificates,
     ways_to_http_port,
 )
 from egressproxy.gateway.exchange.body_filter import BodyFilter
@@ -364,7 +364,7 @@ class Pipeline(HeldConnection):
         yield IDENTIFY
         if self.route is None:
             own = self.listener = of_client(exchange, listener)
-            certificates = self.certificates = opened_stream(state.port, own, exchange.authority)
+            certificates = self.certificates = stream_certificates(state.port, own, exchange.authority)
             if certificates is not None:
                 yield INTERCEPT
                 return

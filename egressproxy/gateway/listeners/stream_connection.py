@@ -12,7 +12,7 @@ from time import monotonic
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import name_stream, of_client, opened_stream, route_of_stream
+from egressproxy.gateway.exchange.admission import name_stream, of_client, route_of_stream, stream_certificates
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.connect import dial, refuse_answer
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
@@ -310,7 +310,9 @@ def admit_stream_again(
         raise Denied(Reason.CREDENTIALS_REFUSED, "its client would be somebody else by now: connect again")
     own = of_client(exchange, listener)
     found, noted = route_of_stream(own, again.authority)
-    if (listener.terminate is None) is not (inner is None) or opened_stream(port, own, again.authority) is not None:
+    if (listener.terminate is None) is not (inner is None) or stream_certificates(
+        port, own, again.authority
+    ) is not None:
         raise changed(found)
     take_over(exchange, route, found, noted)
     return found, own

@@ -1,6 +1,6 @@
-"""Heads as fields of HTTP/2. Host, framing, Via and Date are always generated here, as in HTTP/1's writer. Sources: RFC
-9113 sections 8.2.2 and 8.3, RFC 9110 sections 6.6.1, 7.6.3 and 8.6; RFC 8441 section 5, RFC 6455 sections 4.1 and
-4.2.2.
+"""Writing heads of HTTP/2, as fields or in HPACK. Host, framing, Via and Date are always generated here, as in HTTP/1's
+writer. Sources: RFC 9113 sections 8.2.2 and 8.3, RFC 9110 sections 6.6.1, 7.6.3 and 8.6; RFC 8441 section 5, RFC 6455
+sections 4.1 and 4.2.2.
 """
 
 from __future__ import annotations
