@@ -310,9 +310,8 @@ def admit_stream_again(
         raise Denied(Reason.CREDENTIALS_REFUSED, "its client would be somebody else by now: connect again")
     own = of_client(exchange, listener)
     found, noted = route_of_stream(own, again.authority)
-    if (listener.terminate is None) is not (inner is None) or stream_certificates(
-        port, own, again.authority
-    ) is not None:
+    certificates = stream_certificates(port, own, again.authority)
+    if (listener.terminate is None) is not (inner is None) or certificates is not None:
         raise changed(found)
     take_over(exchange, route, found, noted)
     return found, own
