@@ -55,25 +55,10 @@ class ReplayableBody:
     """
 
     __slots__ = (
-        "_bytes",
-        "_client",
-        "_collecting",
-        "_collecting_limit",
-        "_drops_trailers",
-        "_held",
-        "_kept",
-        "_limit",
-        "_source",
-        "_start",
-        "_target",
-        "_trailers",
-        "given",
-        "given_trailers",
-        "has_begun",
-        "is_kept",
-        "length",
+        "_bytes", "_client", "_collecting", "_collecting_limit", "_drops_trailers", "_held", "_kept", "_limit",
+        "_source", "_start", "_target", "_trailers", "given", "given_trailers", "has_begun", "is_kept", "length",
         "whole_at",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT, client: BodyClient | None = None

@@ -44,21 +44,9 @@ class BodyFilter:
     """
 
     __slots__ = (
-        "_client",
-        "_exchange",
-        "_held",
-        "_is_sink_full",
-        "_more",
-        "_passed",
-        "_sink",
-        "_source",
-        "_task",
-        "_waiting",
-        "chain",
-        "has_failed",
-        "is_over",
-        "tail",
-    )
+        "_client", "_exchange", "_held", "_is_sink_full", "_more", "_passed", "_sink", "_source", "_task", "_waiting",
+        "chain", "has_failed", "is_over", "tail",
+    )  # fmt: skip
 
     def __init__(self, exchange: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: BodyClient) -> None:
         self._exchange = exchange

@@ -28,16 +28,8 @@ class ClientConnection(DownstreamConnection, Client):
     """One exchange after the other."""
 
     __slots__ = (
-        "call",
-        "clock",
-        "identity",
-        "identity_until",
-        "pipeline",
-        "server_name",
-        "state",
-        "tunnel",
-        "verdict",
-    )
+        "call", "clock", "identity", "identity_until", "pipeline", "server_name", "state", "tunnel", "verdict",
+    )  # fmt: skip
 
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections) -> None:
         port, times = state.port, state.port.first.timeouts
