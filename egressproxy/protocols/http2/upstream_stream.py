@@ -22,7 +22,7 @@ from egressproxy.protocols.http2.heads import read_response_fields, read_trailer
 from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
-from egressproxy.protocols.http2.upstream import CLOSED, WEBSOCKET, Http2Upstream, unseen
+from egressproxy.protocols.http2.upstream import CLOSED_TEXT, WEBSOCKET, Http2Upstream, unseen
 
 _BROKE_OFF: Final = "the upstream's response broke off"
 
@@ -116,7 +116,7 @@ class UpstreamStream(Http2Stream):
         if self.error is not None:
             raise self.error
         if self.connection.is_lost:
-            raise unseen(CLOSED) if self.stream_id == 0 else self.upstream.loss_fault()
+            raise unseen(CLOSED_TEXT) if self.stream_id == 0 else self.upstream.loss_fault()
         return None
 
     async def first_byte(self) -> None:
@@ -303,7 +303,7 @@ class UpstreamStream(Http2Stream):
         if self._is_answered:
             self._fail(UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF))
         elif self._interim:
-            self._fail(UpstreamFault(Reason.UPSTREAM_CLOSED, CLOSED, retry=RetrySafety.IF_IDEMPOTENT))
+            self._fail(UpstreamFault(Reason.UPSTREAM_CLOSED, CLOSED_TEXT, retry=RetrySafety.IF_IDEMPOTENT))
         else:
             fault = unseen("the upstream closes its connection")
             fault.is_left_out = True
