@@ -13,7 +13,7 @@ from egressproxy.envoy.field_change import FieldChange, apply
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
 from egressproxy.gateway.backends.cluster import Cluster
-from egressproxy.gateway.own_calls.backend_call import asked_host, converse, passed_body, question
+from egressproxy.gateway.own_calls.backend_call import asked_host, own_exchange, passed_body, unary_call
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
@@ -37,11 +37,11 @@ class GrpcAuthzClient:
         head = RequestHead(b"POST", CHECK, Fields.of(call_fields(timeout_s)))
         head.te_trailers = True
         head.body = len(message)
-        inner = question(exchange, head, self._cluster.name)
+        inner = own_exchange(exchange, head, self._cluster.name)
         inner.backend_is_secure = self._cluster.spec.backend.tls is not None
         cluster, chain = self._cluster, self._chain
         try:
-            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, message))
+            answer = await driven(lambda driver: unary_call(driver, inner, cluster, chain, message))
             payload = reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))
             payload = await passed_body(chain.response_body, inner, payload)
         finally:

@@ -11,7 +11,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
 from egressproxy.gateway.backends.cluster import Cluster
-from egressproxy.gateway.own_calls.backend_call import asked_host, converse, passed_body, question
+from egressproxy.gateway.own_calls.backend_call import asked_host, own_exchange, passed_body, unary_call
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
@@ -43,11 +43,11 @@ class HttpAuthzClient:
         head = RequestHead(exchange.request.method, exchange.request.target, shown)
         head.path = self._path(exchange.request.path)
         head.body = len(body)
-        inner = question(exchange, head, self._cluster.name)
+        inner = own_exchange(exchange, head, self._cluster.name)
         inner.upstream_host = asked_host(exchange)
         cluster, chain = self._cluster, self._chain
         try:
-            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
+            answer = await driven(lambda driver: unary_call(driver, inner, cluster, chain, body))
             body_of_answer = await passed_body(chain.response_body, inner, answer.body)
         finally:
             finish(chain.complete, inner)

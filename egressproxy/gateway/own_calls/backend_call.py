@@ -62,7 +62,7 @@ class BackendCall:
         result = "cancelled"  # the client has left, or the filter's time is over
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._asked(method, path, Fields.of(fields), body, x)
+                answer = await self._answer(method, path, Fields.of(fields), body, x)
             result = "ok"
             return answer
         except TimeoutError:
@@ -78,7 +78,7 @@ class BackendCall:
     async def open(self, protocol: asyncio.Protocol, *, timeout_s: float) -> asyncio.Transport:
         started = monotonic()
         result = "cancelled"
-        inner = self._question(RequestHead(b"CONNECT", b"/", Fields()), None)
+        inner = self._own_exchange(RequestHead(b"CONNECT", b"/", Fields()), None)
         try:
             cluster = self._cluster
             if cluster is None:
@@ -107,11 +107,11 @@ class BackendCall:
         max_message_bytes: int,
         x: Exchange | None = None,
     ) -> BidirectionalCall:
-        inner = self._question(RequestHead(b"POST", path, Fields.of(fields)), x)
+        inner = self._own_exchange(RequestHead(b"POST", path, Fields.of(fields)), x)
         counted = partial(self._counts.count, self._filter, self.backend)
         return BidirectionalCall(self._cluster, self._chain, inner, self._fault, receiver, max_message_bytes, counted)
 
-    async def _asked(
+    async def _answer(
         self, method: bytes, path: bytes, fields: Fields, body: bytes, exchange: Exchange | None
     ) -> CallAnswer:
         cluster, chain = self._cluster, self._chain
@@ -120,9 +120,9 @@ class BackendCall:
             raise self._fault
         head = RequestHead(method, path, fields)
         head.body = len(body)
-        inner = self._question(head, exchange)
+        inner = self._own_exchange(head, exchange)
         try:
-            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
+            answer = await driven(lambda driver: unary_call(driver, inner, cluster, chain, body))
             coding = answer.head.fields.get(b"content-encoding")
             if answer.body and coding is not None and coding.lower() != b"identity":
                 raise UpstreamFault(Reason.BAD_RESPONSE, "the answer has a content coding, and none was asked for")
@@ -131,9 +131,9 @@ class BackendCall:
             finish(chain.complete, inner)
         return CallAnswer(answer.head.status, answer.head.fields, content)
 
-    def _question(self, head: RequestHead, exchange: Exchange | None) -> Exchange:
+    def _own_exchange(self, head: RequestHead, exchange: Exchange | None) -> Exchange:
         cluster = self._cluster
-        inner = question(exchange or Exchange("-", "-", "-", monotonic()), head, self.backend)
+        inner = own_exchange(exchange or Exchange("-", "-", "-", monotonic()), head, self.backend)
         inner.path = head.path.partition(b"?")[0]
         inner.backend_is_secure = cluster is not None and cluster.spec.backend.tls is not None
         return inner
@@ -147,9 +147,9 @@ class CallResponse(NamedTuple):
     trailers: bytes
 
 
-async def converse(driver: Driver, inner: Exchange, cluster: Cluster, chain: Chain, body: bytes) -> CallResponse:
-    """Ask the server, through its filters but for those of its answer's body. Raises GatewayError."""
-    caller = _Question(driver)
+async def unary_call(driver: Driver, inner: Exchange, cluster: Cluster, chain: Chain, body: bytes) -> CallResponse:
+    """Call the server, through its filters but for those of its answer's body. Raises GatewayError."""
+    caller = _UnaryCaller(driver)
     try:
         upstream = await begin_own_call(caller, caller.connection, inner, cluster, chain, body or None)
         response = inner.response
@@ -165,7 +165,7 @@ async def converse(driver: Driver, inner: Exchange, cluster: Cluster, chain: Cha
         caller.connection.release(reusable=False)
 
 
-class _Question(OwnCaller):
+class _UnaryCaller(OwnCaller):
     """A caller with a driver of its own. `answer` collects the body of the response, up to a bound."""
 
     __slots__ = ("_size", "answer", "connection", "driver", "trailers")
@@ -187,7 +187,7 @@ class _Question(OwnCaller):
         self.trailers = trailers
 
 
-def question(exchange: Exchange, head: RequestHead, backend: str) -> Exchange:
+def own_exchange(exchange: Exchange, head: RequestHead, backend: str) -> Exchange:
     """An exchange of our own with the server, for the filters that run for it as a backend."""
     own = Exchange(
         exchange.client,
