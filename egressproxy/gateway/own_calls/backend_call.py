@@ -6,14 +6,14 @@ Each goes through the filters of the backend that is asked, over that backend's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from time import monotonic
 from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
-from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.calls import CallAnswer, CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.cluster import Cluster
@@ -120,16 +120,8 @@ class BackendCall:
             raise self._fault
         head = RequestHead(method, path, fields)
         head.body = len(body)
-        inner = self._own_exchange(head, exchange)
-        try:
-            answer = await driven(lambda driver: unary_call(driver, inner, cluster, chain, body))
-            coding = answer.head.fields.get(b"content-encoding")
-            if answer.body and coding is not None and coding.lower() != b"identity":
-                raise UpstreamFault(Reason.BAD_RESPONSE, "the answer has a content coding, and none was asked for")
-            content = await passed_body(chain.response_body, inner, answer.body)
-        finally:
-            finish(chain.complete, inner)
-        return CallAnswer(answer.head.status, answer.head.fields, content)
+        answer = await unary_call(self._own_exchange(head, exchange), cluster, chain, body, _plain)
+        return CallAnswer(answer.head.status, answer.head.fields, answer.body)
 
     def _own_exchange(self, head: RequestHead, exchange: Exchange | None) -> Exchange:
         cluster = self._cluster
@@ -147,8 +139,32 @@ class CallResponse(NamedTuple):
     trailers: bytes
 
 
-async def unary_call(driver: Driver, inner: Exchange, cluster: Cluster, chain: Chain, body: bytes) -> CallResponse:
-    """Call the server, through its filters but for those of its answer's body. Raises GatewayError."""
+def _plain(answer: CallResponse) -> bytes:
+    """The body of an answer. Raises UpstreamFault where a content coding hides the bytes."""
+    coding = answer.head.fields.get(b"content-encoding")
+    if answer.body and coding is not None and coding.lower() != b"identity":
+        raise UpstreamFault(Reason.BAD_RESPONSE, "the answer has a content coding, and none was asked for")
+    return answer.body
+
+
+async def unary_call(
+    inner: Exchange, cluster: Cluster, chain: Chain, body: bytes,
+    content: Callable[[CallResponse], bytes] = attrgetter("body"),
+) -> CallResponse:  # fmt: skip
+    """Call the server through its filters, from a task. `content` reads the body of the answer for the body filters.
+    Raises GatewayError.
+    """
+    try:
+        answer = await driven(lambda driver: _respond(driver, inner, cluster, chain, body))
+        plan, passed = chain.response_body, content(answer)
+        filters = plan.begin(inner) if plan is not None else None
+        return answer._replace(body=passed if filters is None else await filters.feed_to_end(inner, passed, True))
+    finally:
+        finish(chain.complete, inner)
+
+
+async def _respond(driver: Driver, inner: Exchange, cluster: Cluster, chain: Chain, body: bytes) -> CallResponse:
+    """The answer of the server, before its body filters."""
     caller = _UnaryCaller(driver)
     try:
         upstream = await begin_own_call(caller, caller.connection, inner, cluster, chain, body or None)
@@ -208,9 +224,3 @@ def own_exchange(exchange: Exchange, head: RequestHead, backend: str) -> Exchang
 def asked_host(exchange: Exchange) -> bytes:
     """The Host that the client has asked for; b"" if it has named none."""
     return exchange.request.host or (exchange.authority.host_field(80) if exchange.authority is not None else b"")
-
-
-async def passed_body(plan: BodyPlan | None, exchange: Exchange, body: bytes) -> bytes:
-    """The whole body of an answer as its body filters leave it: a client may get it."""
-    chain = plan.begin(exchange) if plan is not None else None
-    return body if chain is None else await chain.feed_to_end(exchange, body, True)
