@@ -143,7 +143,7 @@ class RetryState:
         return self.error is not None
 
     def actions(self) -> Iterator[str]:
-        """Until an answer is there for the client, or the last failure."""
+        """The actions of the attempts, up to DELIVER or FAIL."""
         policy, exchange = self._policy, self._exchange
         is_adapted, failover_state = self._is_adapted, self.failover_state
         yield BEGIN
