@@ -185,7 +185,7 @@ _BETWEEN: Final = b" \t\r\n,[]"
 class JsonArrayFraming:
     """An array of objects. Bytes between elements belong to the next element."""
 
-    __slots__ = ("_begin", "_buffer", "_depth", "_in_string", "_is_over", "_scanned")
+    __slots__ = ("_begin", "_buffer", "_depth", "_in_string", "_scanned")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -193,7 +193,6 @@ class JsonArrayFraming:
         self._begin = -1  # of the current element
         self._depth = 0  # 1: inside of the array
         self._in_string = False
-        self._is_over = False
 
     @property
     def held(self) -> int:
@@ -234,7 +233,6 @@ class JsonArrayFraming:
                     frames.append(self._cut(at, bytes(buffer[self._begin : at])))
                     at = 0
                 elif self._depth == 0 and mark == b"]":
-                    self._is_over = True
                     frames.append(self._cut(at, b""))
                     at = 0
         else:
