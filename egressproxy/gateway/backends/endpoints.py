@@ -30,20 +30,10 @@ from egressproxy.upstream.pool import PoolTicket
 #: Addresses of one name whose health is kept; of further ones nothing is known.
 MAX_ADDRESSES = 64
 #: Reasons that count against the endpoint. Faults that a client can cause (a body that does not come) are left out.
-FAILURES = frozenset(
-    (
-        Reason.CONNECT_REFUSED,
-        Reason.CONNECT_TIMEOUT,
-        Reason.CONNECT_FAILED,
-        Reason.TLS_CERTIFICATE,
-        Reason.TLS_PROTOCOL,
-        Reason.TLS_TIMEOUT,
-        Reason.UPSTREAM_RESET,
-        Reason.UPSTREAM_CLOSED,
-        Reason.UPSTREAM_INCOMPLETE,
-        Reason.BAD_RESPONSE,
-    )
-)
+FAILURES = frozenset((
+    Reason.CONNECT_REFUSED, Reason.CONNECT_TIMEOUT, Reason.CONNECT_FAILED, Reason.TLS_CERTIFICATE, Reason.TLS_PROTOCOL,
+    Reason.TLS_TIMEOUT, Reason.UPSTREAM_RESET, Reason.UPSTREAM_CLOSED, Reason.UPSTREAM_INCOMPLETE, Reason.BAD_RESPONSE,
+))  # fmt: skip
 
 
 def host_set_of(
