@@ -107,7 +107,6 @@ class AdminServer:
         self._socket: socket.socket | None = None
         self._state = state
         self._address = ipaddress.ip_address(host)
-        self._surface = surface
         self.host = host
         self.port = port
         self._web: web.Server | None = None

@@ -65,7 +65,7 @@ class Chain:
     lets_response_trailers: bool = False
     #: The buffer limit, in bytes, of backend_request filters that need the body whole; -1: no filter does.
     needs_body: int = -1
-    #: Whether there is a request_body or a leg_request_body.
+    #: Whether a filter of the backend gets the request's body.
     takes_body: bool = field(init=False)
     #: This chain without backend_response; None if it has none: a self-reference would be a cycle.
     _after_attempts: Chain | None = field(init=False, repr=False, compare=False)
@@ -117,16 +117,16 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Co
         running: Sequence[ConfiguredFilter] = in_phase[phase]
         if phase in _BODY_PHASES:
             # A Backend's filters run after the rule's on a request, and before them on a response.
-            leg = [placed for placed in running if placed.spec.level >= BACKEND_LEVEL]
+            own = [placed for placed in running if placed.spec.level >= BACKEND_LEVEL]
             rest = [placed for placed in running if placed.spec.level < BACKEND_LEVEL]
             if phase is Phase.REQUEST_BODY:
-                own = trailers.plan(arranged(leg, phase), phase, trailers.leg)
-                if own is not None:
-                    phases["backend_request_body"] = own
+                plan = trailers.plan(arranged(own, phase), phase, trailers.backend_only)
+                if plan is not None:
+                    phases["backend_request_body"] = plan
                     phases.setdefault("backend_request", ())  # where it runs
                 plan = trailers.plan(rest, phase, trailers.request)
             else:
-                plan = trailers.plan(arranged([*leg, *rest], phase), phase, trailers.response)
+                plan = trailers.plan(arranged([*own, *rest], phase), phase, trailers.response)
             if plan is not None:
                 phases[phase.method] = plan
             continue
@@ -136,9 +136,9 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Co
             phases[phase.method] = _steps(running, phase)
     body: BodyPlan | None = phases.get("response_body")
     if body is not None and any(step.decodes and not step.filter.asks_for_plain for step in body.steps):
-        of_leg: FilterSteps = phases.get("backend_request", ())
+        of_backend: FilterSteps = phases.get("backend_request", ())
         asking = ConfiguredFilter(DECODABLE, DecodableAnswers())
-        phases["backend_request"] = (FilterStep(asking, Phase.BACKEND_REQUEST, of_leg), *of_leg)
+        phases["backend_request"] = (FilterStep(asking, Phase.BACKEND_REQUEST, of_backend), *of_backend)
     noted: FilterSteps = phases.get("request_headers", ())
     if noted and any(placed.filter.needs_original or placed.filter.waits_for_people for placed in filters):
         keeping = ConfiguredFilter(ORIGINAL, OriginalHead())
@@ -146,7 +146,7 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Co
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
     phases["lets_request_trailers"] = let_trailers(trailers.request, Phase.REQUEST_BODY)
     phases["lets_backend_trailers"] = not phases.get("backend_request") or let_trailers(
-        trailers.looking_at_leg, Phase.REQUEST_BODY
+        trailers.backend_heads, Phase.REQUEST_BODY
     )
     phases["lets_response_trailers"] = let_trailers(trailers.response, Phase.RESPONSE_BODY)
     phases["ignores_trailers"] = all(step.filter.ignores_trailers for step in looking)
@@ -176,8 +176,8 @@ class _TrailerPlaces:
         answering = frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS))
         self._all = filters
         self.request = [placed for placed in filters if placed.phases() & asking]
-        self.looking_at_leg = [placed for placed in filters if placed.phases() & sending]
-        self.leg = [placed for placed in self.looking_at_leg if placed not in self.request]
+        self.backend_heads = [placed for placed in filters if placed.phases() & sending]
+        self.backend_only = [placed for placed in self.backend_heads if placed not in self.request]
         self.response = [placed for placed in filters if placed.phases() & answering]
 
     def plan(
@@ -186,7 +186,7 @@ class _TrailerPlaces:
         """The plan for the body and its trailers; `running` see the body, `looking` the head. None: no filters."""
         ordered = [*running, *(placed for placed in looking if placed not in running)]
         if looking is self.request:
-            ordered = [placed for placed in ordered if placed not in self.leg]
+            ordered = [placed for placed in ordered if placed not in self.backend_only]
         if phase is Phase.RESPONSE_BODY:  # a Backend's filters run before the rule's
             ordered.sort(key=lambda placed: placed.spec.level < BACKEND_LEVEL)
         else:

@@ -27,7 +27,7 @@ class OutOfService(Exception):
 
 
 class PlacedStep(Protocol):
-    """A step in which a filter runs: see `filter_step.Step`."""
+    """A step in which a filter runs: see `filter_step.FilterStep`."""
 
     call: Callable[..., object]
     mode_for: Callable[..., object] | None

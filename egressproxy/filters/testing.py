@@ -358,15 +358,17 @@ async def _responds(steps: FilterSteps | None, chain: Chain, result: FilterResul
     return True
 
 
-async def _respond(answer: LocalResponse, chain: Chain, result: FilterResult, dressing: FilterSteps | None) -> None:
-    """The client gets this response of a filter; the `dressing` are the filters that see it."""
+async def _respond(
+    answer: LocalResponse, chain: Chain, result: FilterResult, response_filters: FilterSteps | None
+) -> None:
+    """The client gets this response of a filter; `response_filters` see it."""
     exchange = result.exchange
     result.local_response = answer
     result.response_pieces = (answer.body,) if answer.body else ()
     exchange.status = answer.status
     exchange.response = ResponseHead(answer.status, answer.phrase, Fields.of(answer.fields))
-    if dressing is not None:
-        await _responds(dressing, chain, result)
+    if response_filters is not None:
+        await _responds(response_filters, chain, result)
 
 
 async def _through(

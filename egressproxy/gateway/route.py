@@ -42,7 +42,7 @@ class _HotRoute:
     choices: tuple[RouteBackend, ...] = field(default=(), kw_only=True)  # as `backends`; one stands for a Failover
     retries: RetryPolicy | None = field(default=None, kw_only=True)  # None: one attempt, by weight
     priority: Priority = field(default=Priority.NORMAL, kw_only=True)  # the highest priority of the backends
-    is_judged: bool = field(init=False)  # False: policy says nothing of its destinations
+    has_destination_policy: bool = field(init=False)  # False: policy says nothing of its destinations
     filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
     reads_early: bool = field(init=False)  # a filter of the head may ask for the body
     clock_s: float = field(init=False)
@@ -97,7 +97,7 @@ class Route(_HotRoute):
         self.filters_alone = not (
             self.buffers_request or self.needs_body >= 0 or self.backend_body_plans or self.reads_early
         )
-        self.is_judged = self.destinations.denies or self.permission is not None
+        self.has_destination_policy = self.destinations.denies or self.permission is not None
         self.mode = policy.mode
         self.clock_s = on_the_wheel(self.request_s)
         self.idle_s = policy.timeouts.idle_s

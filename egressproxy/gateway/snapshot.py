@@ -50,9 +50,7 @@ class ActiveListener:
     destinations: DestinationPolicy
     series: Series
     terminate: ssl.SSLContext | None  # a TLS listener that terminates does it with this
-    certificate_cache: HostMap[CertificateCache] | None = (
-        None  # of the hosts whose tunnels are opened; None: no tunnel is
-    )
+    certificate_caches: HostMap[CertificateCache] | None = None  # of hosts whose tunnels are opened; None: no tunnel is
     authenticator: Authenticator | None = None  # says who its clients are; None: they need not be known
     variants: SubjectOverrides[ActiveListener] | None = None  # for clients that fit subjects of policies
     gateway: str = field(init=False)
@@ -73,9 +71,9 @@ class ActiveListener:
         self.is_stream = spec.protocol.is_stream
         self.scheme = b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http"
 
-    def leaves_for(self, host: str) -> CertificateCache | None:
+    def certificates_for(self, host: str) -> CertificateCache | None:
         """What clients are shown in tunnels to this host (lower case), which are opened; None: they are not."""
-        return self.certificate_cache.match(host) if self.certificate_cache is not None and host != OWN_HOST else None
+        return self.certificate_caches.match(host) if self.certificate_caches is not None and host != OWN_HOST else None
 
 
 @dataclass(slots=True, eq=False)

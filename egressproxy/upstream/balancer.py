@@ -57,7 +57,7 @@ class Balancer(Generic[T]):
     """Chooses among the endpoints of one backend. `zone` is that of this process, or ""."""
 
     __slots__ = (
-        "_breaker", "_candidates", "_due", "_is_even", "_name", "_places", "_random", "_registry", "_ring", "_spec",
+        "_breaker", "_candidates", "_due", "_is_even", "_name", "_random", "_registry", "_ring", "_spec",
         "_total_weight", "_turn", "_usable", "_version", "_zone", "is_panicking", "members",
     )  # fmt: skip
 
@@ -75,7 +75,6 @@ class Balancer(Generic[T]):
         self._ring = None
         if spec.load_balancer.type is LoadBalancerType.CONSISTENT_HASH:
             self._ring = HashRing([member.health.address for member in self.members])
-        self._places = {member: place for place, member in enumerate(self.members)}
         self._turn = self._random.randrange(max(1, len(self.members)))  # workers do not all begin at the first
         self._candidates: tuple[Member[T], ...] = ()
         self._usable: tuple[Member[T], ...] = ()  # the candidates, and those of other zones

@@ -1,10 +1,10 @@
 import pytest
 
 from benchmarks.world import HOSTS, World, hosts
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
+from tests.support.compiling import compile_valid
 
 PORTS = {name: 20000 + at for at, name in enumerate(("FORWARD", "REVERSE", "ADMIN", "TUNNEL", "WORKERS"))}
 TEMPLATES = (
@@ -38,7 +38,7 @@ def test_our_own_configuration_is_accepted_without_a_warning_and_holds_the_whole
     world, tmp_path, template, routes
 ):
     text = world.render(template, tmp_path, PORTS).read_text()
-    compiled = compile_config(load_text(text, "bench.yaml"), Catalog(), Defaults(("127.0.0.1",)))
+    compiled = compile_valid(load_text(text, "bench.yaml"), Catalog(), Defaults(("127.0.0.1",)))
     assert text.count("\nkind: HTTPRoute\n") == routes
     assert not compiled.warnings
     for word in ("maxBodyBytes", "connections:", "requests:", "CredentialInjector", "HeaderPolicy"):

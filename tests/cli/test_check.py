@@ -56,7 +56,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
                 statuses[resource.key] = {"conditions": conditions, "listeners": listeners}
         return Compiled(ConfigIR((LISTENER,)), statuses)
 
-    monkeypatch.setattr(compilation, "compile_rest", compiled)
+    monkeypatch.setattr(compilation, "compile_config", compiled)
 
 
 def invoke(*arguments: str | Path) -> Result:

@@ -90,8 +90,8 @@ STRICT = {"healthCheck": {"passive": {"consecutive5XxErrors": 1, "maxEjectionPer
 
 def ejected(talk: Conversation) -> list[str]:
     """The backends of endpoints that are out."""
-    watched = [each.watched for each in talk.snapshot.clusters.values() if each.watched is not None]
-    healths = [health for each in watched for health in each.healths()]
+    host_sets = [each.host_set for each in talk.snapshot.clusters.values() if each.host_set is not None]
+    healths = [health for each in host_sets for health in each.healths()]
     return [health.backend for health in healths if health.state is HealthState.EJECTED]
 
 

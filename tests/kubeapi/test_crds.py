@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from egressproxy.cli.main import main
-from egressproxy.config.compile.compiler import compile_rest
+from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.kinds import kind_class
@@ -340,7 +340,8 @@ def test_examples_compile_alike_with_the_defaults_that_a_cluster_fills_in(path: 
         for each in given
     ]
     before, after = (
-        compile_rest(load_text(yaml.safe_dump_all(each), str(path)), Catalog(), Defaults()) for each in (given, stored)
+        compile_config(load_text(yaml.safe_dump_all(each), str(path)), Catalog(), Defaults())
+        for each in (given, stored)
     )
     assert after.spec == before.spec
     told = [re.sub(r"'lastTransitionTime': '[^']*'", "", repr(each.statuses)) for each in (before, after)]

@@ -37,7 +37,6 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.doors.catalog import Catalog
@@ -58,6 +57,7 @@ from egressproxy.net.tls_contexts.verify_callbacks import can_take_any_certifica
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.dialer import Dialer
+from tests.support.compiling import compile_valid
 from tests.support.manifests import Manifest
 from tests.support.waiting import WAIT_S
 
@@ -103,7 +103,7 @@ def compiled_spec(written: str | ConfigIR | Iterable[Manifest], catalog: Catalog
         return written
     text = written if isinstance(written, str) else yaml.safe_dump_all(list(written))
     defaults = Defaults(("127.0.0.1",), can_take_any_certificate=can_take_any_certificate)
-    return compile_config(load_text(text, "test.yaml"), catalog or Catalog(), defaults).spec
+    return compile_valid(load_text(text, "test.yaml"), catalog or Catalog(), defaults).spec
 
 
 # --- what stands around the data plane -----------------------------------------------------------------------------

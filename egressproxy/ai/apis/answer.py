@@ -43,11 +43,6 @@ class AiAnswer(JsonMessage):
         """The tokens that it took; None where the answer does not say."""
         return usage_of(self.value)
 
-    @property
-    def finish_reason(self) -> str:
-        """Why the answer ends, in the provider's word; "" where it does not say."""
-        return finish_reason_of(self.value)
-
     def replace_text(self, found: Found, text: str) -> None:
         """Replace a text. Log probabilities of its tokens, which would tell it, are taken out."""
         super().replace_text(found, text)
@@ -72,21 +67,4 @@ def model_of(value: Any) -> str:
             found = in_object(holder, name)
             if type(found) is str and found:
                 return found
-    return ""
-
-
-def finish_reason_of(value: Any) -> str:
-    """Why an answer ends, in the provider's word; "" where it does not say, or goes on."""
-    if type(value) is not dict:
-        return ""
-    for key in ("choices", "candidates"):
-        for each in value[key] if type(value.get(key)) is list else ():
-            for name in ("finish_reason", "finishReason"):
-                found = in_object(each, name)
-                if type(found) is str and found:
-                    return found
-    for path in (("stop_reason",), ("stopReason",), ("delta", "stop_reason"), ("response", "status"), ("status",)):
-        found = in_object(value, *path)
-        if type(found) is str and found and found != "in_progress":
-            return found
     return ""

@@ -185,7 +185,7 @@ _BETWEEN: Final = b" \t\r\n,[]"
 class JsonArrayFraming:
     """An array of objects. Bytes between elements belong to the next element."""
 
-    __slots__ = ("_begin", "_buffer", "_depth", "_has_elements", "_in_string", "_is_over", "_scanned")
+    __slots__ = ("_begin", "_buffer", "_depth", "_in_string", "_scanned")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -193,8 +193,6 @@ class JsonArrayFraming:
         self._begin = -1  # of the current element
         self._depth = 0  # 1: inside of the array
         self._in_string = False
-        self._has_elements = False
-        self._is_over = False
 
     @property
     def held(self) -> int:
@@ -233,10 +231,8 @@ class JsonArrayFraming:
                 self._depth -= 1
                 if self._depth == 1 and self._begin >= 0:
                     frames.append(self._cut(at, bytes(buffer[self._begin : at])))
-                    self._has_elements = True
                     at = 0
                 elif self._depth == 0 and mark == b"]":
-                    self._is_over = True
                     frames.append(self._cut(at, b""))
                     at = 0
         else:

@@ -14,7 +14,7 @@ from egressproxy.ai.mcp.json_rpc import read_rpc
 from egressproxy.ai.mcp.sessions import McpSessions
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.base import Filter, Phase
-from egressproxy.gateway.backends.buffered_body import HELD
+from egressproxy.gateway.backends.buffered_body import BUFFERED_REQUEST
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.product_types import BuiltRule, OwnFilter, RuleProduct
 from egressproxy.ir.backend import Protocol
@@ -73,7 +73,7 @@ class McpRequests(Filter):
         return None
 
     async def _look(self, exchange: Exchange, call: McpCall) -> None:
-        held = exchange.state.get(HELD)
+        held = exchange.state.get(BUFFERED_REQUEST)
         assert held is not None  # the connection manager has left it
         call.body = read_rpc(await held.peek(LOOK))
         self._check(exchange, call)

@@ -62,7 +62,7 @@ from egressproxy.config.compile.status.conditions import (
     state_unread,
 )
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.reading.problems import ConfigError, Problem, Severity
+from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import ConfigMap, Service
 from egressproxy.config.resources.meta import Resource
@@ -89,22 +89,12 @@ _SERVE_SOMETHING = "add a Gateway with gatewayClassName: egressproxy, or mend wh
 def compile_config(
     resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, previous: Compiled | None = None
 ) -> Compiled:
-    """Compile a configuration. `previous` is the one in service: times, generations and counts go on from it.
+    """Compile what can be compiled of a configuration. `previous` is the one in service: times, generations and counts
+    go on from it.
 
-    Raises ConfigError with every load error that the schema of the kinds could not see: an extension in a phase where
-    its type cannot run, a config that does not fit the type.
-    """
-    made = compile_rest(resources, catalog, defaults, previous)
-    if made.problems:
-        raise ConfigError(made.problems)
-    return made
-
-
-def compile_rest(
-    resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, previous: Compiled | None = None
-) -> Compiled:
-    """As `compile_config`, of what can be compiled, to tell all problems. A result with `problems` must not go into
-    service: what would be denied might pass.
+    A result with `problems` must not go into service, since denied requests might pass. They are the load errors that
+    the schema of the kinds could not see: an extension in a phase where its type cannot run, a config that does not fit
+    the type.
     """
     previous = previous or Compiled(ConfigIR((), 0))
     generations, written = generations_of(resources, previous)

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from egressproxy.envoy.field_change import FieldChange, apply
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
 from egressproxy.filters.header_policy import is_protected
-from egressproxy.gateway.backends.buffered_body import HELD, BufferedRequest
+from egressproxy.gateway.backends.buffered_body import BUFFERED_REQUEST, BufferedRequest
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.gateway.product_types import ExternalAuthorization
 from egressproxy.ir.policy import Mode
@@ -104,7 +104,7 @@ class ExternalAuth(ExternalAuthorization):
             raise self.unusable()
         if self._closed_by is not None:
             enforce(exchange, Mode.REPORT, self._closed_by.error())
-        held = exchange.state.get(HELD)
+        held = exchange.state.get(BUFFERED_REQUEST)
         assert held is not None
         body = b""
         most = self.spec.max_body

@@ -10,15 +10,14 @@ from collections.abc import Iterable
 from egressproxy.envoy.ext_authz.filter import CheckResult, denial, is_for_clients, is_ours
 from egressproxy.envoy.ext_authz.messages import CHECK, CheckAnswer, HttpAttributes, check_answer, check_request
 from egressproxy.envoy.field_change import FieldChange, apply
-from egressproxy.filters.chain import Chain, finish
+from egressproxy.filters.chain import Chain
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
 from egressproxy.gateway.backends.cluster import Cluster
-from egressproxy.gateway.own_calls.backend_call import asked_host, converse, passed_body, question
+from egressproxy.gateway.own_calls.backend_call import CallResponse, asked_host, own_exchange, unary_call
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
-from egressproxy.net.driver import driven
 from egressproxy.protocols.grpc.framing import call_fields, framed, reply
 
 
@@ -37,16 +36,10 @@ class GrpcAuthzClient:
         head = RequestHead(b"POST", CHECK, Fields.of(call_fields(timeout_s)))
         head.te_trailers = True
         head.body = len(message)
-        inner = question(exchange, head, self._cluster.name)
+        inner = own_exchange(exchange, head, self._cluster.name)
         inner.backend_is_secure = self._cluster.spec.backend.tls is not None
-        cluster, chain = self._cluster, self._chain
-        try:
-            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, message))
-            payload = reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))
-            payload = await passed_body(chain.response_body, inner, payload)
-        finally:
-            finish(chain.complete, inner)
-        return _verdict(check_answer(payload))
+        answer = await unary_call(inner, self._cluster, self._chain, message, _payload)
+        return _verdict(check_answer(answer.body))
 
     def _attributes(self, exchange: Exchange, body: bytes) -> HttpAttributes:
         request = exchange.request
@@ -64,6 +57,10 @@ class GrpcAuthzClient:
             exchange.request_id, request.method, headers, request.path, host, exchange.scheme,
             b"HTTP/1.0" if request.http_1_0 else b"HTTP/1.1", exchange.started_wall, body,
         )  # fmt: skip
+
+
+def _payload(answer: CallResponse) -> bytes:
+    return reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))
 
 
 def _address(client: str) -> tuple[str, int]:

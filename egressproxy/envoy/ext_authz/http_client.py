@@ -8,15 +8,14 @@ from __future__ import annotations
 from egressproxy.envoy.ext_authz.filter import CheckResult, denial, is_ours
 from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.errors import BadRequest, Reason
-from egressproxy.filters.chain import Chain, finish
+from egressproxy.filters.chain import Chain
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
 from egressproxy.gateway.backends.cluster import Cluster
-from egressproxy.gateway.own_calls.backend_call import asked_host, converse, passed_body, question
+from egressproxy.gateway.own_calls.backend_call import asked_host, own_exchange, unary_call
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, has_dot_segment
-from egressproxy.net.driver import driven
 
 #: What an answer says of itself and of its sender; never copied into a request by an empty list.
 OF_THE_ANSWER = frozenset(
@@ -43,18 +42,13 @@ class HttpAuthzClient:
         head = RequestHead(exchange.request.method, exchange.request.target, shown)
         head.path = self._path(exchange.request.path)
         head.body = len(body)
-        inner = question(exchange, head, self._cluster.name)
+        inner = own_exchange(exchange, head, self._cluster.name)
         inner.upstream_host = asked_host(exchange)
-        cluster, chain = self._cluster, self._chain
-        try:
-            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
-            body_of_answer = await passed_body(chain.response_body, inner, answer.body)
-        finally:
-            finish(chain.complete, inner)
+        answer = await unary_call(inner, self._cluster, self._chain, body)
         response = answer.head
         if response.status == 200:
             return CheckResult(request=tuple(self._changes(response.fields)))
-        return denial(response.status, response.fields, body_of_answer, response.phrase)
+        return denial(response.status, response.fields, answer.body, response.phrase)
 
     def _path(self, path: bytes) -> bytes:
         if not self._prefix:

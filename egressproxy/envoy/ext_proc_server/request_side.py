@@ -263,7 +263,7 @@ class RequestSide:
         answers = chain.response_body
         if answers is not None and answers.steps:
             conversation.need(conversation.configured.response_body_mode)
-        if body:  # that of a Backend's own leg, which flows, begins when the head has gone
+        if body:  # that of a Backend's own filters, which flows, begins when the head has gone
             self._backend_body = begun(chain.backend_request_body, exchange, -1)
             body = body if self._backend_body is None else await self._backend_body.feed_to_end(exchange, body, True)
         self._sent_body = body

@@ -22,7 +22,7 @@ from egressproxy.envoy.processors.session import InvalidMessage, ProcessorSessio
 from egressproxy.envoy.processors.settings import ExternalProcessorConfig
 from egressproxy.errors import Reason
 from egressproxy.filters.base import Rejected
-from egressproxy.gateway.backends.buffered_body import HELD, MADE_BODY
+from egressproxy.gateway.backends.buffered_body import BUFFERED_REQUEST, MADE_BODY
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
@@ -72,7 +72,7 @@ class ProcessorAnswers:
             elif body and not exchange.is_tunnel:
                 session.new_request = body
                 session.has_made_body = True
-                exchange.take(HELD)  # the client has sent none
+                exchange.take(BUFFERED_REQUEST)  # the client has sent none
                 exchange.keep(MADE_BODY, body)
                 exchange.request.body = len(body)
         return None

@@ -103,7 +103,6 @@ class Webhook(Filter):
 
     def __init__(self, context: FilterContext) -> None:
         config: WebhookConfig = context.config
-        self._config = config
         self._path = config.path.encode()
         self._timeout_s = seconds(config.timeout) or 5.0
         self._checker = MutationChecker(config.mutation_rules, rejected_mutations(context.meter).add)

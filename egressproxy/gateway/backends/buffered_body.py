@@ -128,7 +128,7 @@ class BufferedRequest:
 
 
 #: Where the connection manager leaves it, for rules with external authorization.
-HELD: Final[StateSlot[BufferedRequest]] = StateSlot("held request")
+BUFFERED_REQUEST: Final[StateSlot[BufferedRequest]] = StateSlot("buffered request")
 #: The body that a filter has given to a request without one.
 MADE_BODY: Final[StateSlot[bytes]] = StateSlot("made body")
 

@@ -66,7 +66,7 @@ class Cluster:
         self.parent: Cluster | None = None
         self.parents: ParentSelector[Cluster] | None = None  # where there is more than one
         if spec.backend.other_parents or spec.backend.no_proxy:
-            self.parents = _parent_ways(spec, network)
+            self.parents = _parent_selector(spec, network)
             self.parent = self.parents.clusters[0].parent
         elif spec.backend.parent is not None:
             self.parent = Cluster(parent_spec(spec), network, behind=spec.backend)
@@ -94,9 +94,9 @@ class Cluster:
         self.targets = UpstreamHosts(
             self.name, self.opener.resolver, network.wheel, first_name, is_per_tenant=spec.kept.is_per_tenant
         )
-        self.watched: HostSet | None = host_set_of(spec, network, self.targets, self.endpoints)
-        #: Whether its targets are neither watched nor behind a parent.
-        self.is_simple = self.parent is None and self.watched is None
+        self.host_set: HostSet | None = host_set_of(spec, network, self.targets, self.endpoints)
+        #: Whether it has no host set, and its targets are not behind a parent.
+        self.is_simple = self.parent is None and self.host_set is None
         #: Whether TLS to it, or to a parent on the way, is not verified.
         self.is_unverified = any(is_unverified(hop.spec.backend.tls) for hop in self.hops())
         self._find = self.targets.known.get  # on the path of each request to a Dynamic backend
@@ -122,7 +122,7 @@ class Cluster:
 
     def another_target(self, exchange: Exchange, avoid: Collection[UpstreamHost]) -> UpstreamHost:
         """As `target`; one of `avoid` only where there is no other that may be used."""
-        if self.watched is None or self.fixed is not None or not self.endpoints:
+        if self.host_set is None or self.fixed is not None or not self.endpoints:
             return self.target(exchange)
         return self.endpoint_target(self._next_endpoint(exchange, avoid))
 
@@ -160,19 +160,19 @@ class Cluster:
         """What is dialled for a tunnel, without TLS and pool: its bytes are the client's. Raises as `target`."""
         backend = self.spec.backend
         if backend.destination is _FQDN:
-            watch = self.fixed.watch if self.fixed is not None else None
-            return DialTarget(backend.hostname, backend.port, watch=watch)
+            monitor = self.fixed.monitor if self.fixed is not None else None
+            return DialTarget(backend.hostname, backend.port, monitor=monitor)
         if backend.destination is _DYNAMIC:
             if exchange.authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
             return DialTarget(exchange.authority.host, exchange.authority.port)
         endpoint = self._next_endpoint(exchange)
-        watch = self.endpoint_target(endpoint).watch if self.watched is not None else None
-        return DialTarget(str(endpoint.address), endpoint.port, watch=watch)
+        monitor = self.endpoint_target(endpoint).monitor if self.host_set is not None else None
+        return DialTarget(str(endpoint.address), endpoint.port, monitor=monitor)
 
     def counting_target(self, exchange: Exchange, target: DialTarget) -> UpstreamHost | None:
         """The target that a tunnel to this one counts at; None where no circuit breaker counts it."""
-        if self.watched is None or not self.watched.counts_tunnels:
+        if self.host_set is None or not self.host_set.counts_tunnels:
             return None
         if isinstance(target, UpstreamHost):
             return target
@@ -200,8 +200,8 @@ class Cluster:
                 finally:
                     del denied  # its traceback holds this frame: no cycle
             raise UpstreamFault(Reason.NO_ENDPOINT, f"backend {self.name} has no ready endpoint", status=503)
-        if self.watched is not None:
-            return self.watched.next(exchange, avoid)
+        if self.host_set is not None:
+            return self.host_set.next(exchange, avoid)
         self._turn = (self._turn + 1) % len(endpoints)
         return endpoints[self._turn]
 
@@ -241,8 +241,8 @@ class Cluster:
         return await self.parents.reach(
             target.host,
             target.port,
-            lambda next_hop: next_hop.opener.open(
-                exchange, next_hop.same_target(exchange, target), connect, protocol, alpn
+            lambda cluster: cluster.opener.open(
+                exchange, cluster.same_target(exchange, target), connect, protocol, alpn
             ),
         )
 
@@ -251,7 +251,7 @@ class Cluster:
         if self.parents is None:
             return await self.opener.park(exchange, target, connect)
         return await self.parents.reach(
-            target.host, target.port, lambda next_hop: next_hop.opener.park(exchange, target, connect)
+            target.host, target.port, lambda cluster: cluster.opener.park(exchange, target, connect)
         )
 
     async def acquire_by_any_way(
@@ -413,20 +413,18 @@ class Cluster:
         self.opener.spec = self.spec
         self.endpoints = endpoints
         self.targets.keep({(str(each.address), each.port) for each in endpoints})
-        self.watched = host_set_of(self.spec, self.network, self.targets, endpoints)
-        self.is_simple = self.parent is None and self.watched is None
+        self.host_set = host_set_of(self.spec, self.network, self.targets, endpoints)
+        self.is_simple = self.parent is None and self.host_set is None
         self.start()
         return True
 
     def start(self) -> None:
         """The cluster is in service: ask its endpoints whether they are well, where that is configured."""
-        if self.checks is None and self.watched is not None and self.spec.resilience.check is not None:
-            opener = (
-                self.opener
-                if self.parents is None
-                else SelectingOpener(self.spec, self.network, self.parent, self.parents)
-            )
-            self.checks = HealthChecks(self.spec, self.network, opener, self.watched)
+        if self.checks is None and self.host_set is not None and self.spec.resilience.check is not None:
+            opener = self.opener
+            if self.parents is not None:
+                opener = SelectingOpener(self.spec, self.network, self.parent, self.parents)
+            self.checks = HealthChecks(self.spec, self.network, opener, self.host_set)
             self.checks.start()
 
     # --- the end -----------------------------------------------------------------------------------------------
@@ -445,17 +443,15 @@ class Cluster:
 
     def tls_failure(self, host: str) -> TlsFailure | None:
         """Why the latest handshake with this host ("": any) failed, by whichever way; None where it has not."""
-        parents: list[Cluster] = [self] if self.parents is None else [self, *self.parents.clusters]
-        failures = [
-            failure for next_hop in parents if (failure := next_hop.opener.tls_failure) and host in ("", failure.host)
-        ]
+        clusters: list[Cluster] = [self] if self.parents is None else [self, *self.parents.clusters]
+        failures = [failure for each in clusters if (failure := each.opener.tls_failure) and host in ("", failure.host)]
         return max(failures, default=None)
 
     def counts(self) -> tuple[int, int]:
         """Connections (active, idle), for metrics."""
         active, idle = self.targets.counts()
         if self.parents is not None:
-            counts = [next_hop.counts() for next_hop in self.parents.clusters]
+            counts = [each.counts() for each in self.parents.clusters]
             return active + sum(each for each, _ in counts), idle + sum(each for _, each in counts)
         return active, idle
 
@@ -465,7 +461,7 @@ class Cluster:
         return sum(hop.targets.waiting for hop in self.all_hops())
 
 
-def _parent_ways(spec: ConnectionIR, network: Network) -> ParentSelector[Cluster]:
+def _parent_selector(spec: ConnectionIR, network: Network) -> ParentSelector[Cluster]:
     parents = [(parent, Cluster(each, network)) for parent, each in candidate_specs(spec)]
     no_proxy = spec.backend.no_proxy
     direct = Cluster(direct_spec(spec), network) if no_proxy else None

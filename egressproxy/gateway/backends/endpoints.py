@@ -30,20 +30,10 @@ from egressproxy.upstream.pool import PoolTicket
 #: Addresses of one name whose health is kept; of further ones nothing is known.
 MAX_ADDRESSES = 64
 #: Reasons that count against the endpoint. Faults that a client can cause (a body that does not come) are left out.
-FAILURES = frozenset(
-    (
-        Reason.CONNECT_REFUSED,
-        Reason.CONNECT_TIMEOUT,
-        Reason.CONNECT_FAILED,
-        Reason.TLS_CERTIFICATE,
-        Reason.TLS_PROTOCOL,
-        Reason.TLS_TIMEOUT,
-        Reason.UPSTREAM_RESET,
-        Reason.UPSTREAM_CLOSED,
-        Reason.UPSTREAM_INCOMPLETE,
-        Reason.BAD_RESPONSE,
-    )
-)
+FAILURES = frozenset((
+    Reason.CONNECT_REFUSED, Reason.CONNECT_TIMEOUT, Reason.CONNECT_FAILED, Reason.TLS_CERTIFICATE, Reason.TLS_PROTOCOL,
+    Reason.TLS_TIMEOUT, Reason.UPSTREAM_RESET, Reason.UPSTREAM_CLOSED, Reason.UPSTREAM_INCOMPLETE, Reason.BAD_RESPONSE,
+))  # fmt: skip
 
 
 def host_set_of(
@@ -57,7 +47,7 @@ def host_set_of(
 class HostSet:
     """The endpoints of one cluster. Their health is in the registry of the network, and outlives a reload."""
 
-    __slots__ = ("_by_member", "_guard", "_key", "_wheel", "balancer", "breaker", "name", "retries", "targets")
+    __slots__ = ("_by_member", "_key", "_wheel", "balancer", "breaker", "name", "retries", "targets")
 
     def __init__(
         self, spec: ConnectionIR, network: Network, targets: UpstreamHosts, open_to: Sequence[EndpointAddress]
@@ -67,17 +57,17 @@ class HostSet:
         self.targets = targets
         self.retries = 0  # that are in progress
         self._wheel = network.wheel
-        self._guard = targets.watches = CircuitBreaker(spec, network)
-        self.breaker = self._guard.breaker
+        circuit_breaker = targets.monitors = CircuitBreaker(spec, network)
+        self.breaker = circuit_breaker.breaker
         self._key = hash_key(resilience.load_balancer)
         self._by_member: dict[Member[UpstreamHost], EndpointAddress] = {}
         self.balancer: Balancer[UpstreamHost] | None = None
         if backend.destination in (Destination.IP, Destination.SERVICE):
-            healths = {each: self._guard.health(address_text(str(each.address), each.port)) for each in open_to}
+            healths = {each: circuit_breaker.health(address_text(str(each.address), each.port)) for each in open_to}
             detection = OutlierDetection(resilience.outliers, tuple(healths.values()))
             for endpoint, health in healths.items():
                 target = targets.configured(str(endpoint.address), endpoint.port, backend.tls)
-                target.watch = EndpointMonitor(self._guard, detection, health)
+                target.monitor = EndpointMonitor(circuit_breaker, detection, health)
                 self._by_member[Member(target, health, endpoint.zone, endpoint.for_zones)] = endpoint
             members = tuple(self._by_member)
             self.balancer = Balancer(self.name, resilience, members, network.health, network.zone)
@@ -93,10 +83,11 @@ class HostSet:
         """Whether a request to this backend would find an endpoint that may be used."""
         if self.balancer is not None:
             return self.balancer.may_serve(self._wheel.now)
-        return (named := self.named) is None or not isinstance(named.watch, HostnameMonitor) or not named.watch.is_out
+        monitor = None if self.named is None else self.named.monitor
+        return not (isinstance(monitor, HostnameMonitor) and monitor.is_out)
 
     def is_usable(self, target: UpstreamHost) -> bool:
-        return not isinstance(target.watch, EndpointMonitor) or target.watch.health.is_usable(self._wheel.now)
+        return not isinstance(target.monitor, EndpointMonitor) or target.monitor.health.is_usable(self._wheel.now)
 
     # --- retries -------------------------------------------------------------------------------------------------
     def take_retry(self) -> bool:
@@ -120,8 +111,8 @@ class HostSet:
         """Count a tunnel as a connection to this target, and as a request there. Call what is returned in its end. It
         does not wait: an idle connection makes way. Raises LimitExceeded, or UpstreamFault, (503).
         """
-        assert target.watch is not None
-        target.watch.admit(target)
+        assert target.monitor is not None
+        target.monitor.admit(target)
         most, pool = self.breaker.max_connections, target.pool
         if most is not None and sum(target.counts()) >= most:
             idle = pool.take()
@@ -136,15 +127,15 @@ class HostSet:
     @property
     def named(self) -> UpstreamHost | None:
         """The target of an Fqdn backend that is reached without a parent, whose addresses have a health each."""
-        return next((each for each in self.targets.known.values() if isinstance(each.watch, HostnameMonitor)), None)
+        return next((each for each in self.targets.known.values() if isinstance(each.monitor, HostnameMonitor)), None)
 
     def healths(self) -> Iterator[EndpointHealth]:
         """The health of each endpoint that is known."""
         for target in self.targets.known.values():
-            if isinstance(target.watch, EndpointMonitor):
-                yield target.watch.health
-            elif isinstance(target.watch, HostnameMonitor):
-                yield from target.watch.known.values()
+            if isinstance(target.monitor, EndpointMonitor):
+                yield target.monitor.health
+            elif isinstance(target.monitor, HostnameMonitor):
+                yield from target.monitor.known.values()
 
     def open_circuits(self) -> Iterator[str]:
         """The name of each limit of `circuitBreaker` that is reached, once for each endpoint."""
@@ -161,7 +152,7 @@ class HostSet:
 
 
 class CircuitBreaker:
-    """The circuit breaker of every target of a cluster; as a watch it knows no health. Nothing here holds a target:
+    """The circuit breaker of every target of a cluster; as a monitor it knows no health. Nothing here holds a target:
     what a reload retires has to be free of circles.
     """
 
@@ -174,7 +165,7 @@ class CircuitBreaker:
         self._scope = replace(spec, backend=replace(spec.backend, endpoints=()))
         self.breaker = spec.resilience.breaker or CircuitBreakerIR()
 
-    def watch(self, target: UpstreamHost) -> HostMonitor:
+    def new_monitor(self, target: UpstreamHost) -> HostMonitor:
         breaker, pool = self.breaker, target.pool
         if breaker.max_connections is not None:
             pool.limit = breaker.max_connections
@@ -246,10 +237,10 @@ class CircuitBreaker:
             raise open_circuit(self._name, "maxParallelRequests")
 
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
-        """See TargetWatch."""
+        """See HostMonitor."""
 
     def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
-        """See TargetWatch."""
+        """See HostMonitor."""
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
         return addresses
@@ -257,22 +248,22 @@ class CircuitBreaker:
 
 @dataclass(slots=True, eq=False, repr=False)
 class EndpointMonitor:
-    """The watch of a target that is one endpoint."""
+    """The monitor of a target that is one endpoint."""
 
-    _guard: CircuitBreaker
+    _circuit_breaker: CircuitBreaker
     _detection: OutlierDetection
     health: EndpointHealth
 
     def admit(self, target: UpstreamHost) -> None:
-        self._guard.admit(target)
+        self._circuit_breaker.admit(target)
 
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
         if status >= 500 or not self.health.is_clean:
-            self._detection.answered(self.health, status, self._guard.now)
+            self._detection.answered(self.health, status, self._circuit_breaker.now)
 
     def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
-        if self._guard.is_failure(target, error, upstream):
-            self._detection.failed(self.health, self._guard.now)
+        if self._circuit_breaker.is_failure(target, error, upstream):
+            self._detection.failed(self.health, self._circuit_breaker.now)
         elif self.health.state is HealthState.TRIAL:
             self.health.end_trial()
 
@@ -281,69 +272,69 @@ class EndpointMonitor:
 
 
 class ProxiedMonitor(EndpointMonitor):
-    """The watch of a name that a parent resolves: one endpoint, which health checks through the parent judge."""
+    """The monitor of a name that a parent resolves: one endpoint, which health checks through the parent judge."""
 
     __slots__ = ()
 
-    def __init__(self, guard: CircuitBreaker, health: EndpointHealth) -> None:
-        super().__init__(guard, OutlierDetection(None, (health,)), health)
+    def __init__(self, circuit_breaker: CircuitBreaker, health: EndpointHealth) -> None:
+        super().__init__(circuit_breaker, OutlierDetection(None, (health,)), health)
 
     def admit(self, target: UpstreamHost) -> None:
-        self._guard.admit(target)
-        if self.health.state is HealthState.UNHEALTHY and not self._guard.may_panic:
-            raise self._guard.none_left(1)
+        self._circuit_breaker.admit(target)
+        if self.health.state is HealthState.UNHEALTHY and not self._circuit_breaker.may_panic:
+            raise self._circuit_breaker.none_left(1)
 
 
 class HostnameMonitor:
-    """The watch of a name, whose addresses have a health each. `known` is by "address:port"."""
+    """The monitor of a name, whose addresses have a health each. `known` is by "address:port"."""
 
-    __slots__ = ("_detection", "_due", "_guard", "_is_out", "_version", "known")
+    __slots__ = ("_circuit_breaker", "_detection", "_due", "_is_out", "_version", "known")
 
-    def __init__(self, guard: CircuitBreaker) -> None:
-        self._guard = guard
+    def __init__(self, circuit_breaker: CircuitBreaker) -> None:
+        self._circuit_breaker = circuit_breaker
         self.known: dict[str, EndpointHealth] = {}
-        self._detection = guard.outliers
+        self._detection = circuit_breaker.outliers
         self._detection.healths = self.known.values()
         self._is_out = False  # all of the addresses are
         self._version = -1
         self._due = 0.0
 
     def admit(self, target: UpstreamHost) -> None:
-        self._guard.admit(target)
+        self._circuit_breaker.admit(target)
         if self.is_out:
-            raise self._guard.none_left(len(self.known))
+            raise self._circuit_breaker.none_left(len(self.known))
 
     @property
     def is_out(self) -> bool:
         """Whether all known addresses are, so that there is nothing to dial."""
-        guard = self._guard
-        if self._version != guard.version or guard.now >= self._due:
-            now, healths = guard.now, self.known.values()
-            self._is_out = bool(healths) and not (guard.may_panic or any(each.is_usable(now) for each in healths))
+        breaker = self._circuit_breaker
+        if self._version != breaker.version or breaker.now >= self._due:
+            now, healths = breaker.now, self.known.values()
+            self._is_out = bool(healths) and not (breaker.may_panic or any(each.is_usable(now) for each in healths))
             self._due = min((each.next_change(now) for each in healths), default=float("inf"))
-            self._version = guard.version
+            self._version = breaker.version
         return self._is_out
 
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
         health = self.known.get(upstream)
         if health is not None and (status >= 500 or not health.is_clean):
-            self._settle(target, health, self._detection.answered(health, status, self._guard.now))
+            self._settle(target, health, self._detection.answered(health, status, self._circuit_breaker.now))
 
     def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
-        """See TargetWatch. A dial that fails has failed at each address that it tried."""
+        """See HostMonitor. A dial that fails has failed at each address that it tried."""
         if upstream is not None:
             tried = [upstream.address]
         else:
             tried = [address_text(str(address), target.port) for address in exchange.addresses]
-        counts = self._guard.is_failure(target, error, upstream)
+        counts = self._circuit_breaker.is_failure(target, error, upstream)
         for health in filter(None, map(self.known.get, tried)):
             if counts:
-                self._settle(target, health, self._detection.failed(health, self._guard.now))
+                self._settle(target, health, self._detection.failed(health, self._circuit_breaker.now))
             elif health.state is HealthState.TRIAL:
                 health.end_trial()
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
-        now = self._guard.now
+        now = self._circuit_breaker.now
         texts = self.learn(target, addresses)
         usable = [texts[text] for text, health in self.known.items() if health.is_usable(now)]
         for health in self.known.values():
@@ -355,7 +346,7 @@ class HostnameMonitor:
         """These are all addresses of the name: the health of others is forgotten. Returns them by "address:port"."""
         texts = {address_text(str(address), target.port): address for address in addresses[:MAX_ADDRESSES]}
         if texts.keys() != self.known.keys():
-            kept = {text: self.known.get(text) or self._guard.health(text) for text in texts}
+            kept = {text: self.known.get(text) or self._circuit_breaker.health(text) for text in texts}
             self.known.clear()  # in place: the outlier detection looks at it
             self.known.update(kept)
             self._version = -1

@@ -57,8 +57,8 @@ _UNSENT: Final = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.N
 def may_serve(backend: RouteBackend, now: float) -> bool:
     """Whether requests should go to this backend at all, as far as is known. The one place that asks for its health."""
     assert backend.cluster is not None
-    watched = backend.cluster.watched
-    return not _health(backend).is_aside(now) and (watched is None or watched.may_serve)
+    hosts = backend.cluster.host_set
+    return not _health(backend).is_aside(now) and (hosts is None or hosts.may_serve)
 
 
 def status_of_answer(head: ResponseHead) -> int:

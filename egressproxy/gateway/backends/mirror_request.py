@@ -94,7 +94,7 @@ class MirrorRequest(OwnCaller):
 
     __slots__ = (
         "_bytes", "_client", "_deadline", "_exchange", "_held", "_held_bytes", "_is_over", "_is_whole", "_mirror",
-        "_trailers", "_upstream", "driver", "resources",
+        "_trailers", "_upstream", "connection", "driver",
     )  # fmt: skip
 
     _client: str
@@ -102,7 +102,7 @@ class MirrorRequest(OwnCaller):
 
     def __init__(self, mirror: Mirror, original: Exchange) -> None:
         self._mirror = mirror
-        self.resources = HeldConnection()
+        self.connection = HeldConnection()
         self._upstream: Upstream | None = None  # takes the body
         self._held = ByteQueue()  # wait
         self._held_bytes = 0
@@ -208,7 +208,7 @@ class MirrorRequest(OwnCaller):
         finally:
             self._is_over = True
             self._upstream = None
-            self.resources.release(reusable=False)
+            self.connection.release(reusable=False)
             self._deadline.close()
             self._held.clear()
             if self._held_bytes:
@@ -231,7 +231,7 @@ class MirrorRequest(OwnCaller):
             raise _Dropped  # a filter has answered
         cluster = mirror.cluster
         upstream = await call_upstream(
-            self, self.resources, exchange, cluster, cluster.target(exchange), mirror.chain, None, Repeat.IF_STALE
+            self, self.connection, exchange, cluster, cluster.target(exchange), mirror.chain, None, Repeat.IF_STALE
         )
         if isinstance(upstream, LocalResponse):
             raise _Dropped
@@ -240,8 +240,8 @@ class MirrorRequest(OwnCaller):
             with suppress(GatewayError):  # how its body ends does not matter
                 await upstream.response_end()
         self._upstream = None
-        self.resources.release(reusable=upstream.is_reusable)
-        self.resources.check_credentials(exchange)
+        self.connection.release(reusable=upstream.is_reusable)
+        self.connection.check_credentials(exchange)
 
     def send_request(
         self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes

@@ -24,9 +24,9 @@ from egressproxy.upstream.resolver import Resolver
 _ENCRYPTED = ("tls://", "https://")
 #: Copies for mirrors at once in one process, and bytes of their bodies that wait.
 MAX_COPIES = 1024
+MAX_COPIED_BYTES = 64 * 1024 * 1024
 #: Health checks at once in one process.
 MAX_CHECKS = 64
-MAX_COPIED_BYTES = 64 * 1024 * 1024
 
 
 def _nobody(*_: object) -> None:

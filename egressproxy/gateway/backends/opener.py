@@ -176,8 +176,8 @@ class ConnectionOpener:
                 addresses = await self._reverse_checked(exchange, target, resolved, addresses)
             if target.only is not None:
                 addresses = tuple(address for address in addresses if address == target.only)
-            elif target.watch is not None:
-                addresses = tuple(target.watch.order(target, addresses))
+            elif target.monitor is not None:
+                addresses = tuple(target.monitor.order(target, addresses))
         if policy.reports and not is_named and policy.would_deny(addresses, target.port, resolved):
             exchange.note_denials(Reason.ADDRESS_DENIED)
         exchange.addresses = addresses
@@ -293,11 +293,11 @@ class ConnectionOpener:
 
     def ask_parent_for(self, exchange: Exchange, target: DialTarget) -> None:
         """Raises Denied where no parent may be asked for this, LimitExceeded where its client has no new name left."""
-        self.judge_for_parent(target)
+        self.check_for_parent(target)
         if self.spec.dns.new_names and self.spec.backend.destination not in OPERATOR and not _literal(target.host):
             self.resolver.count_for_parent(target.host, identity_of(exchange))
 
-    def judge_for_parent(self, target: DialTarget) -> None:
+    def check_for_parent(self, target: DialTarget) -> None:
         """A parent resolves names. What is an address, or this machine by its name, is judged here, for clients and
         operators alike. Raises Denied. Source: RFC 6761 section 6.3 (localhost).
         """

@@ -113,9 +113,9 @@ def refused_credentials(backend: BackendIR) -> UpstreamFault:
 def absolute_form(authority: bytes, path: bytes) -> bytes:
     """The request target of plain http to a parent, which connects to whatever stands there.
 
-    `authority` is that of the backend (`Target.host_field`), never what a client, a route or a filter says in Host; the
-    request's Host has to be the same, for a proxy ignores it (RFC 9112 section 3.2.2). A path cannot add to it, and is
-    left out of a question about the whole server (section 3.2.4).
+    `authority` is `UpstreamHost.host_field`, never what a client, a route or a filter says in Host; the request's Host
+    has to be the same, for a proxy ignores it (RFC 9112 section 3.2.2). A path cannot add to it, and is left out of a
+    question about the whole server (section 3.2.4).
     """
     if path == b"*":
         return b"http://" + authority

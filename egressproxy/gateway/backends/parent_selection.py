@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 from egressproxy.errors import Reason
@@ -102,15 +103,13 @@ class ParentSelector(Generic[C]):
 
     @property
     def clusters(self) -> list[C]:
-        return [next_hop.cluster for next_hop in self._candidates] + (
-            [self._direct] if self._direct is not None else []
-        )
+        return [each.cluster for each in self._candidates] + ([self._direct] if self._direct is not None else [])
 
     def put_aside(self) -> Iterator[tuple[str, float]]:
         """The name of each parent, and the seconds for which it is put aside from now on; 0.0: it is not."""
         now = self._now()
-        for next_hop in self._candidates:
-            yield next_hop.parent.name, max(0.0, next_hop.until - now)
+        for candidate in self._candidates:
+            yield candidate.parent.name, max(0.0, candidate.until - now)
 
     def is_direct(self, host: str, port: int) -> bool:
         return self._direct is not None and self._no_proxy.holds(host, port)
@@ -124,7 +123,7 @@ class ParentSelector(Generic[C]):
         if self._direct is not None and self._no_proxy.holds(host, port):
             return self._direct
         now = self._now()
-        return next((next_hop for next_hop in self._candidates if next_hop.until <= now), self._candidates[0]).cluster
+        return next((each for each in self._candidates if each.until <= now), self._candidates[0]).cluster
 
     async def reach(self, host: str, port: int, attempt: Callable[[C], Awaitable[T]]) -> T:
         """What `attempt` returns for the cluster of the first way whose parent can be connected to.
@@ -136,54 +135,49 @@ class ParentSelector(Generic[C]):
             return await attempt(self._direct)
         tried: list[_Candidate[C]] = []
         while True:
-            next_hop = self._next(tried)
-            tried.append(next_hop)
-            known_failures = next_hop.failures
+            candidate = self._next(tried)
+            tried.append(candidate)
+            known_failures = candidate.failures
             if known_failures:
-                next_hop.until = self._now() + _pause_s(known_failures)  # for others, while this exchange tries it
+                candidate.until = self._now() + _pause_s(known_failures)  # for others, while this exchange tries it
             try:
-                made = await attempt(next_hop.cluster)
+                made = await attempt(candidate.cluster)
             except ParentUnreachable as error:
-                if (
-                    error.is_down and next_hop.failures == known_failures
-                ):  # else another exchange has found it meanwhile
-                    self._put_aside(next_hop, error)
+                if error.is_down and candidate.failures == known_failures:  # else another exchange has found it
+                    self._put_aside(candidate, error)
                 if len(tried) == len(self._candidates):
                     raise
                 error.__traceback__ = None  # frames that hold it: no cycle
             else:
-                if next_hop.failures:
-                    next_hop.failures, next_hop.until = 0, 0.0
-                    self._tell(
-                        next_hop.parent, None, f"the parent proxy {next_hop.parent.name} can be connected to again"
-                    )
+                if candidate.failures:
+                    candidate.failures, candidate.until = 0, 0.0
+                    message = f"the parent proxy {candidate.parent.name} can be connected to again"
+                    self._tell(candidate.parent, None, message)
                 return made
 
     def _next(self, tried: Sequence[_Candidate[C]]) -> _Candidate[C]:
         now = self._now()
-        left = [next_hop for next_hop in self._candidates if next_hop not in tried]
-        return next((next_hop for next_hop in left if next_hop.until <= now), None) or min(
-            left, key=lambda next_hop: next_hop.until
-        )
+        left = [each for each in self._candidates if each not in tried]
+        return next((each for each in left if each.until <= now), None) or min(left, key=attrgetter("until"))
 
-    def _put_aside(self, next_hop: _Candidate[C], error: ParentUnreachable) -> None:
-        next_hop.failures += 1
-        pause_s = _pause_s(next_hop.failures)
-        next_hop.until = self._now() + pause_s
+    def _put_aside(self, candidate: _Candidate[C], error: ParentUnreachable) -> None:
+        candidate.failures += 1
+        pause_s = _pause_s(candidate.failures)
+        candidate.until = self._now() + pause_s
         message = f"{error.message}: it is put aside for {pause_s:.0f} s ({error.reason.value})"
-        self._tell(next_hop.parent, error.reason, message)
+        self._tell(candidate.parent, error.reason, message)
 
 
 class SelectingOpener(ConnectionOpener):
     """Opens connections of health checks as those of requests: by the first way whose parent can be connected to."""
 
-    __slots__ = ("_candidates",)
+    __slots__ = ("_parents",)
 
     def __init__(
         self, spec: ConnectionIR, network: Network, parent: Parent | None, parents: ParentSelector[Any]
     ) -> None:
         super().__init__(spec, network, parent)
-        self._candidates = parents
+        self._parents = parents
 
     async def open(
         self,
@@ -193,8 +187,8 @@ class SelectingOpener(ConnectionOpener):
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
-        opened: asyncio.Transport = await self._candidates.reach(
-            target.host, target.port, lambda next_hop: next_hop.opener.open(exchange, target, connect, protocol, alpn)
+        opened: asyncio.Transport = await self._parents.reach(
+            target.host, target.port, lambda cluster: cluster.opener.open(exchange, target, connect, protocol, alpn)
         )
         return opened
 
@@ -209,14 +203,14 @@ def candidate_specs(spec: ConnectionIR) -> Iterator[tuple[BackendIR, ConnectionI
     if backend.parent is not None:
         yield backend.parent, replace(spec, backend=backend)
     for each in spec.backend.other_parents:
-        next_hop = replace(
+        candidate = replace(
             backend,
             parent=each.backend,
             parent_credentials=each.credentials,
             parent_dns=each.dns,
             parent_identity_key=each.identity_key,
         )
-        yield each.backend, replace(spec, backend=next_hop)
+        yield each.backend, replace(spec, backend=candidate)
 
 
 def direct_spec(spec: ConnectionIR) -> ConnectionIR:

@@ -26,8 +26,8 @@ from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.chunked import late_fields
 
 #: The chain for a body that flows; a whole body as it was before the chain, and its trailers.
-_FLOWING: Final[StateSlot[BodyChain]] = StateSlot("leg of the backend")
-_UNFILTERED: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("body before the leg")
+_FLOWING: Final[StateSlot[BodyChain]] = StateSlot("body filters of the backend")
+_UNFILTERED: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("body before filters of the backend")
 
 #: Bytes of a streamed body that are kept for another attempt.
 REPLAY_LIMIT: Final = 64 * 1024
@@ -55,25 +55,10 @@ class ReplayableBody:
     """
 
     __slots__ = (
-        "_bytes",
-        "_client",
-        "_collecting",
-        "_collecting_limit",
-        "_drops_trailers",
-        "_held",
-        "_kept",
-        "_limit",
-        "_source",
-        "_start",
-        "_target",
-        "_trailers",
-        "given",
-        "given_trailers",
-        "has_begun",
-        "is_kept",
-        "length",
+        "_bytes", "_client", "_collecting", "_collecting_limit", "_drops_trailers", "_held", "_kept", "_limit",
+        "_source", "_start", "_target", "_trailers", "given", "given_trailers", "has_begun", "is_kept", "length",
         "whole_at",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT, client: BodyClient | None = None

@@ -35,7 +35,7 @@ NO_RETRIES = RetryIR(0)
 HEDGING_BUDGET = RetryBudgetIR(20, 10.0, 10)
 #: Why statuses of a parent are believed.
 PARENT_RETRIES = "the parent retries for itself"
-#: What asking the same place again will not change.
+#: Failures that the same endpoint would only repeat.
 SETTLED = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.NO_ENDPOINT, Reason.TLS_CERTIFICATE))
 
 
@@ -161,7 +161,7 @@ def untried(
     """The next endpoint that was not tried for this request; if all were tried, one that was not found down."""
     cluster = backend.cluster
     assert cluster is not None
-    if cluster.watched is not None:
+    if cluster.host_set is not None:
         target = cluster.another_target(exchange, tried)
         return target if target not in down else cluster.another_target(exchange, down)
     target = cluster.target(exchange)

@@ -61,7 +61,7 @@ class Session:
         if self.endpoint is None:
             return cluster.target(exchange)
         target = cluster.endpoint_target(self.endpoint)
-        return target if cluster.watched is None or cluster.watched.is_usable(target) else cluster.target(exchange)
+        return target if cluster.host_set is None or cluster.host_set.is_usable(target) else cluster.target(exchange)
 
 
 class BoundSession(Session, ABC):

@@ -39,7 +39,7 @@ class Repeat(Enum):
 
 
 class AttemptCounter:
-    """The cluster of a parent, held for a request that counts at its own target: see TargetWatch."""
+    """The cluster of a parent, held for a request that counts at its own target (see HostMonitor)."""
 
     __slots__ = ("_target", "_ticket", "_via", "behind", "network")
 
@@ -90,8 +90,8 @@ class HeldConnection:
     def fail(self, exchange: Exchange, error: GatewayError) -> None:
         """This exchange has failed behind the head of its response: close its connection, and tell of the endpoint."""
         target = self.target
-        if self.upstream is not None and target is not None and target.watch is not None:
-            target.watch.failed(target, error, exchange, self.upstream)
+        if self.upstream is not None and target is not None and target.monitor is not None:
+            target.monitor.failed(target, error, exchange, self.upstream)
         self.release(reusable=False)
 
     def check_credentials(self, exchange: Exchange) -> None:
@@ -159,8 +159,8 @@ async def call_upstream(
             exchange.upstream_host = cluster.host_field(exchange, target)
         via, next_hop = cluster, target
         if not cluster.is_simple:
-            if target.watch is not None:
-                target.watch.admit(target)
+            if target.monitor is not None:
+                target.monitor.admit(target)
             via, next_hop = cluster.next_hop(exchange, target)
             if via.behind is not None:
                 exchange.upstream_host = target.host_field  # filters see what will be sent
@@ -210,8 +210,8 @@ async def call_upstream(
         except GatewayError as error:
             caller.count_attempt(error.reason.value)
             failed = held.upstream
-            if target.watch is not None:
-                target.watch.failed(target, error, exchange, failed)
+            if target.monitor is not None:
+                target.monitor.failed(target, error, exchange, failed)
             held.release(reusable=False)
             was_reused = failed is not None and failed.was_reused
             if failed is not None and not was_reused and error.retry is RetrySafety.IF_REUSED:
@@ -227,11 +227,11 @@ async def call_upstream(
                 target = cluster.another_target(exchange, (target,))
             continue
         caller.count_answer(exchange, monotonic() - began)
-        if cluster.watched is not None:
+        if cluster.host_set is not None:
             status = response.status
             if status == 200 and response.body == 0:  # trailers alone, maybe
                 status = failure_status(response.fields.block)
-            target.watch.answered(target, upstream.address, status)  # type: ignore[union-attr]  # it has one
+            target.monitor.answered(target, upstream.address, status)  # type: ignore[union-attr]  # it has one
         return upstream
 
 
@@ -308,8 +308,8 @@ def send_to_parent(
     """Send plain http in absolute-form (RFC 9112 section 3.2.2). Filters never see the parent's credential. The request
     counts at its target, though the connection is the parent's: raises LimitExceeded (503) of its circuit breaker.
     """
-    if target.watch is not None:
-        target.watch.admit(target)
+    if target.monitor is not None:
+        target.monitor.admit(target)
         held.cluster = AttemptCounter(parent, target, client_of(exchange))
     fields = exchange.request.fields
     block = fields.block

@@ -53,18 +53,18 @@ class HostMonitor(Protocol):
 
 
 class CreatesMonitors(Protocol):
-    """Sets a watch on each target that is made."""
+    """Makes the monitor of each new target."""
 
     __slots__ = ()
 
-    def watch(self, target: UpstreamHost) -> HostMonitor:
-        """The watch of a new target. It may change the limits of the target's pool."""
+    def new_monitor(self, target: UpstreamHost) -> HostMonitor:
+        """The monitor of a new target. It may change the limits of the target's pool."""
 
 
 class DialTarget:
     """What is dialled, and how. `only`: of the addresses of a name, for health checks."""
 
-    __slots__ = ("host", "name", "only", "port", "resumption", "sessions", "tls", "watch")
+    __slots__ = ("host", "monitor", "name", "only", "port", "resumption", "sessions", "tls")
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class DialTarget:
         port: int,
         tls: BackendTlsIR | None = None,
         name: DnsTrackedHost = UNTRACKED,
-        watch: HostMonitor | None = None,
+        monitor: HostMonitor | None = None,
         only: IPAddress | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.tls = tls
         self.name = name
-        self.watch = watch
+        self.monitor = monitor
         self.only = only
         self.resumption: TlsResumption | None = None  # each handshake is a whole one, unless `sessions` has some
         self.sessions: TenantSessions | None = None  # in place of `resumption`, where tenants are kept apart
@@ -227,7 +227,7 @@ class UpstreamHosts:
 
     __slots__ = (
         "_first_hop", "_name", "_new_pool", "_of_client", "_resolver", "_sessions", "_wheel", "is_retired", "known",
-        "watches",
+        "monitors",
     )  # fmt: skip
 
     def __init__(
@@ -248,7 +248,7 @@ class UpstreamHosts:
         self._resolver = resolver
         self._wheel = wheel
         self._first_hop = first_hop
-        self.watches: CreatesMonitors | None = None
+        self.monitors: CreatesMonitors | None = None
 
     def configured(self, host: str, port: int, tls: BackendTlsIR | None, *, is_name: bool = False) -> UpstreamHost:
         """The target of a destination that the configuration names. `is_name`: the host is resolved."""
@@ -296,8 +296,8 @@ class UpstreamHosts:
         if tls is not None and not tls.crl_pem:
             target.sessions = self._sessions
             target.resumption = TlsResumption() if self._sessions is None else None
-        if self.watches is not None:
-            target.watch = self.watches.watch(target)
+        if self.monitors is not None:
+            target.monitor = self.monitors.new_monitor(target)
         self.known[target.key] = target
         target.pool.is_retired = self.is_retired
         return target

@@ -49,7 +49,7 @@ def updating(
     """Build the HTTPRoutes of these names (namespace/name) as `config` has them; one that it does not have is gone.
 
     `config` has the listeners of the snapshot. None: something else would have to be another one, too, so that a whole
-    configuration has to be built. Raises as `build.build`.
+    configuration has to be built. Raises as `snapshot_builder.build`.
     """
     listeners = {id(each): each for port in snapshot.ports.values() for each in port.listeners}.values()
     active = {(each.gateway, each.name): each for each in listeners}
@@ -101,7 +101,7 @@ def _changed(
 
 
 def _hosts(before: HostMap[bool], table: HttpTable[Route], hostnames: Collection[str]) -> Work[HostMap[bool]]:
-    """As `build.permitted_by`, where these hostnames may have other routes than before."""
+    """As `snapshot_builder.permitted_by`, where these hostnames may have other routes than before."""
     changes: dict[str, bool | None] = {}
     for hostname in hostnames:
         place = Authority(hostname, HTTP_PORT)

@@ -178,9 +178,9 @@ class SnapshotBuilder:
         if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and terminates(spec):
             shares_port = any(self.terminating[address, spec.port] > 1 for address in spec.addresses)
             terminate = yield from self.context(spec.tls, shares_port=shares_port, alpn=HTTP_1_1)
-        certificate_cache = (
-            (yield from self.certificate_cache(spec.policy.intercepts)) if spec.policy.intercepts else None
-        )
+        certificate_caches = None
+        if spec.policy.intercepts:
+            certificate_caches = yield from self.certificate_caches(spec.policy.intercepts)
         authenticator = yield from self.authenticators.of(
             spec.identity,
             spec.key_urls,
@@ -194,7 +194,7 @@ class SnapshotBuilder:
         listener = ActiveListener(
             without_routes(spec),  # they are in the tables now
             table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"), terminate,
-            certificate_cache, authenticator,
+            certificate_caches, authenticator,
         )  # fmt: skip
         if spec.subjects:
             listener.variants = SubjectOverrides(spec.subjects, dict(variants), listener)
@@ -227,7 +227,7 @@ class SnapshotBuilder:
         self.streams[key] = yield from HostMap.building(entries)
         return self.streams[key]
 
-    def certificate_cache(self, specs: Iterable[InterceptIR]) -> Work[HostMap[CertificateCache]]:
+    def certificate_caches(self, specs: Iterable[InterceptIR]) -> Work[HostMap[CertificateCache]]:
         """The hosts whose tunnels are opened, each with the certificates of its CA."""
         made: HostMap[CertificateCache] = HostMap()
         for spec in specs:

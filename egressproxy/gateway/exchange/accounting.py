@@ -1,4 +1,4 @@
-"""Accounting: every exchange and tunnel gets its number here, and says here in the end what it was."""
+"""Accounting: the number of each exchange and tunnel at its start; its metrics and its line of the log at its end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Accounting:
         )  # fmt: skip
 
     def record_error(self, exchange: Exchange, pipeline: Pipeline, error: GatewayError) -> None:
-        """Say what ended the exchange, and tell of it where an operator should hear of it."""
+        """Note in the exchange what ended it. An Event tells operators of what they can mend."""
         exchange.reason = error.reason
         exchange.rule = error.rule
         exchange.detail = error.detail
@@ -69,7 +69,7 @@ class Accounting:
         self.metrics.ech_hellos.count(exchange.gateway, exchange.listener, outer_name)
 
     def account(self, exchange: Exchange, pipeline: Pipeline) -> None:
-        """Give back what the exchange holds, and say what it was."""
+        """Release what the exchange holds, count it and log it."""
         if pipeline.upstream is not None:
             pipeline.release(reusable=False)
         if pipeline.request_filter is not None or pipeline.response_filter is not None:

@@ -61,11 +61,10 @@ def name_request(
         exchange.scheme = listener.scheme
     if head.authority is not None and exchange.scheme == b"http":
         exchange.authority = head.authority
-    elif not head.host and head.http_1_0 and not listener.is_forward:
-        # RFC 9112 section 3.3: the server's own name. Health checks of load balancers ask like this.
-        head.host = server_name.encode() or _own_name(port)
-        exchange.authority = read_authority(head.host, HTTPS_PORT if exchange.scheme == b"https" else HTTP_PORT)
     else:
+        if not head.host and head.http_1_0 and not listener.is_forward:
+            # RFC 9112 section 3.3: the server's own name. Health checks of load balancers ask like this.
+            head.host = server_name.encode() or _own_name(port)
         exchange.authority = read_authority(head.host, HTTPS_PORT if exchange.scheme == b"https" else HTTP_PORT)
     if not listener.is_forward:
         listener = port.listener_for(exchange.authority.host, server_name)
@@ -111,7 +110,7 @@ def read_authority(raw: bytes, default_port: int | None) -> Authority:
 
 
 def connect_not_served() -> GatewayFault:
-    """What a CONNECT to a listener is told that is no forward proxy."""
+    """The error for a CONNECT to a listener that is no forward proxy."""
     message = "CONNECT is served by forward-proxy listeners alone"
     remedy = "point HTTPS_PROXY at the port of a listener of protocol egressproxy.io/forward-proxy"
     return GatewayFault(Reason.METHOD_NOT_ALLOWED, message, status=405, remedy=remedy)
@@ -139,7 +138,7 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
     found = listener.http.match(authority.host, head.method, head.path, head.fields)
     if found is not None and (not listener.is_forward or found[0].serves(authority.host, authority.port)):
         route, prefix = found
-        return route, prefix, check_destination_policy(route, authority) if route.is_judged else ()
+        return route, prefix, check_destination_policy(route, authority) if route.has_destination_policy else ()
     if listener.is_forward or listener.is_stream:
         return _unmatched_request(listener, authority, is_named=found is not None)
     raise GatewayFault(
@@ -206,7 +205,7 @@ def route_of_stream(listener: ActiveListener, authority: Authority | None) -> tu
     if authority is None:
         return route, ()
     noted = check_destination_policy(route, authority)
-    certificate_cache = listener.leaves_for(host)
+    certificate_cache = listener.certificates_for(host)
     if certificate_cache is not None:
         raise not_opened(host, certificate_cache.policy)
     return route, noted
@@ -222,13 +221,13 @@ def not_opened(host: str, policy: str) -> Denied:
     return Denied(Reason.DESTINATION_DENIED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
 
 
-def opened_stream(port: Port, listener: ActiveListener, authority: Authority | None) -> CertificateCache | None:
-    """What a client is shown whose TLS would pass, and is to be opened; None: it passes. Where the listener ends TLS
-    itself, or shares its port with HTTPS, it is neither: `route_of_stream` refuses it.
+def stream_certificates(port: Port, listener: ActiveListener, authority: Authority | None) -> CertificateCache | None:
+    """The certificates for a stream whose TLS is to be opened; None: it passes unread. Where the listener ends TLS
+    itself, or shares its port with HTTPS, `route_of_stream` refuses such a stream.
     """
     if authority is None or listener.terminate is not None or not port.is_stream:
         return None
-    return listener.leaves_for(authority.host)
+    return listener.certificates_for(authority.host)
 
 
 def admit_http(listener: ActiveListener, authority: Authority) -> Noted:

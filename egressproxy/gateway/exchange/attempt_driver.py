@@ -134,7 +134,7 @@ class AttemptDriver:
         if backend.mirrors is not None and not state.failures:
             pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
         self._began = monotonic()
-        if state.first_byte_s or 0 < backend.backend_request_s < EXACT_BELOW_S:
+        if state.first_byte_s or backend.is_brief:
             self._timer = AttemptTimer(client, backend, state.first_byte_s, state.body)
         body = state.body or state.collected
         if adapter is not None and adapter.body is not None:  # the body as its provider gets it
@@ -237,8 +237,7 @@ class AttemptDriver:
 
     def _end(self) -> None:
         """No attempt follows: end what counts or waits for one, and the filters of backends that were left."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         if self._request_timer is not None:
             self._request_timer.cancel()
         state, exchange = self._state, self._exchange

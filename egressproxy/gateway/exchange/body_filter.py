@@ -17,7 +17,7 @@ from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import BodySink, Reads
 
-#: After so many bytes it is looked at what filters have kept that get a body as it comes.
+#: Bytes of a streamed body after which it is counted again what its filters have kept.
 COUNTED_SIZE: Final = 16 * 1024
 
 
@@ -39,26 +39,14 @@ _NOBODY: Final = _Nobody()
 
 
 class BodyFilter:
-    """A sink that filters and hands on; for the sink it is the source. The real one is paused while a filter waits, or
-    the sink is full; what still comes is kept in order.
+    """A sink that filters a body and hands it on to another sink, whose source it is. Its own source is paused while a
+    filter waits or the next sink is full; what still comes is kept in order.
     """
 
     __slots__ = (
-        "_client",
-        "_exchange",
-        "_held",
-        "_is_sink_full",
-        "_more",
-        "_passed",
-        "_sink",
-        "_source",
-        "_task",
-        "_waiting",
-        "chain",
-        "has_failed",
-        "is_over",
-        "tail",
-    )
+        "_client", "_exchange", "_held", "_is_sink_full", "_more", "_passed", "_sink", "_source", "_task", "_waiting",
+        "chain", "has_failed", "is_over", "tail",
+    )  # fmt: skip
 
     def __init__(self, exchange: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: BodyClient) -> None:
         self._exchange = exchange

@@ -36,7 +36,7 @@ from egressproxy.telemetry.series import BUCKETS_S, Series
 
 
 class Client(TimedClient, Protocol):
-    """Asks its listener of the current snapshot anew for every request: a reload holds for the next one.
+    """A client of one listener, which is looked up in the current snapshot for every request.
 
     `idle_s` is how long the connection may wait for its next request. The attributes are those of the protocol's class,
     whose `__init__` sets them: if they were set here, compiled code would look up each of them by its name.
@@ -63,7 +63,7 @@ class Client(TimedClient, Protocol):
     verdict: Verdict | None  # who the client was of the latest request
 
     def remember(self, verdict: Verdict) -> None:
-        """Who the client is: for its next request, too, if that shows the same."""
+        """Keep who the client is for its next request, if that shows the same credential."""
         self.verdict = verdict
 
     @property
@@ -77,8 +77,8 @@ class Client(TimedClient, Protocol):
         return self
 
     def passable_of_request(self, trailers: bytes) -> bytes:
-        """Those of a request: none where a filter looks at the head and not at them, since some origins read them as
-        fields that filters, or the servers that they ask, alone may set; and none that show who a client is.
+        """The trailers of a request that go on: none where a filter looks at the head and not at them, since some
+        origins read them as fields; and none that show who a client is.
         """
         route, backend = self.pipeline.route, self.pipeline.backend
         if route is not None and route.chain.stops_request_trailers:
@@ -89,7 +89,7 @@ class Client(TimedClient, Protocol):
         return trailers if credentials is None else credentials.sub(b"", trailers)
 
     def passable_trailers(self, trailers: bytes) -> bytes:
-        """Those of an answer: none where a filter looks at its head and not at them, as with those of requests."""
+        """The trailers of an answer that go on: none where a filter looks at its head and not at them."""
         backend = self.pipeline.backend
         if backend is None or (backend.chain.backend_response is None and backend.chain.response_headers is None):
             return trailers

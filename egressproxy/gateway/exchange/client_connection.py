@@ -28,16 +28,8 @@ class ClientConnection(DownstreamConnection, Client):
     """One exchange after the other."""
 
     __slots__ = (
-        "call",
-        "clock",
-        "identity",
-        "identity_until",
-        "pipeline",
-        "server_name",
-        "state",
-        "tunnel",
-        "verdict",
-    )
+        "call", "clock", "identity", "identity_until", "pipeline", "server_name", "state", "tunnel", "verdict",
+    )  # fmt: skip
 
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections) -> None:
         port, times = state.port, state.port.first.timeouts
@@ -114,7 +106,7 @@ class ClientConnection(DownstreamConnection, Client):
         self.read_anew(limits)
 
     def discard(self) -> None:
-        """It is never told of a connection, nor of its end."""
+        """Drop a client that had no transport: neither `connection_made` nor `connection_lost` will be called."""
         self.deadline.close()
         self.driver.on_idle = None
 

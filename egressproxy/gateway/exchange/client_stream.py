@@ -221,7 +221,7 @@ class ClientHttp2(DownstreamHttp2):
 
     @property
     def may_leave_gently(self) -> bool:
-        """Whether what the client began before it heard of our leaving is still served: not on former terms."""
+        """Whether streams that the client began before it read our GOAWAY are still served."""
         return bool(getattr(self.handler, "is_draining", False))
 
 

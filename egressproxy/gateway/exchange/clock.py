@@ -1,6 +1,6 @@
 """ExchangeClock: how long the exchange in progress may take, and how long nothing may move in it.
 
-One deadline serves all time limits. When the deadline has passed, `look_at_clock` says which limit was reached, if any.
+One deadline serves all time limits. When it has passed, `ExchangeClock.look` says which limit was reached, if any.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TimedClient(UpstreamCaller, Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that were said, and that the client has not taken."""
+        """Bytes of the response that the client has not taken yet."""
 
 
 class ExchangeClock:
@@ -121,12 +121,12 @@ class ExchangeClock:
             return late_request()
         if now >= self.attempt_ends_at:
             return late_attempt(client.pipeline)
-        octets = client.bytes_in + client.bytes_out - client.unsent_bytes
-        is_still = self.idle_limit_s > 0 and octets == self.seen_bytes
+        moved = client.bytes_in + client.bytes_out - client.unsent_bytes
+        is_still = self.idle_limit_s > 0 and moved == self.seen_bytes
         if is_still and not (_waits_for_answer(client) or _may_be_quiet(client) or waits_for_people(client)):
             return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
         self._begin_anew(client)
-        self.seen_bytes = octets
+        self.seen_bytes = moved
         return None
 
     def _begin_anew(self, client: TimedClient) -> None:
@@ -165,9 +165,9 @@ def late_attempt(held: HeldConnection) -> UpstreamFault:
 
 
 def _waits_for_answer(client: TimedClient) -> bool:
-    """Whether the backend has the whole request and may still take its time: `request` and `backendRequest`, not
-    `idle`, which is for bodies that stall. Where neither is set it is ANSWER_S, since a client whose network is gone
-    cannot be seen to have left; for one that has ended its side with its request `idle` will do: it may have.
+    """Whether the backend has the whole request and may still take its time: `request` and `backendRequest` bound that,
+    and ANSWER_S where neither is set, since a client whose network is gone cannot be seen to have left. `idle` is for
+    bodies that stall, and for clients that have ended their side, and so may have left.
     """
     upstream = client.pipeline.upstream
     if client.has_ended:

@@ -120,7 +120,7 @@ async def first_bytes(client: Client) -> ActiveListener:
 
 
 async def filter_tunnel(steps: FilterSteps, exchange: Exchange, pipeline: Pipeline) -> LocalResponse | None:
-    """FILTER: the response of a filter, where one can still be sent. Raises Denied of a filter that answers else."""
+    """FILTER: the response of a filter. Raises Denied for one that answers when none can be sent any more."""
     if exchange.status:
         await refuse_answer(steps, exchange)
         return None
@@ -139,11 +139,11 @@ async def open_tunnel(accounting: Accounting, exchange: Exchange, client: Client
     pipeline.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
     guard = None
     is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is _MATCH
-    certificate_cache = listener.certificate_cache
-    if is_tls or checks_name or exchange.status or certificate_cache is not None:
+    opened = listener.certificate_caches
+    if is_tls or checks_name or exchange.status or opened is not None:
         guard = SniGuard(
             authority, must_be_tls=is_tls or exchange.status != 0, only_reports=route.only_reports,
-            checks_name=is_tls or checks_name, is_opened=None if certificate_cache is None else certificate_cache.match,
+            checks_name=is_tls or checks_name, is_opened=None if opened is None else opened.match,
         )  # fmt: skip
     upstream = await dial(exchange, backend, pipeline)
     if not exchange.status:
@@ -174,8 +174,8 @@ async def dial(
     began = monotonic()
     target: DialTarget | None = None
     try:
-        if cluster.fixed is not None and cluster.fixed.watch is not None:
-            cluster.fixed.watch.admit(cluster.fixed)  # other targets are chosen among those that may be used
+        if cluster.fixed is not None and cluster.fixed.monitor is not None:
+            cluster.fixed.monitor.admit(cluster.fixed)  # other targets are chosen among those that may be used
         if terminated:
             target = secure = cluster.target(exchange)
             count_tunnel(exchange, cluster, target, pipeline)
@@ -187,20 +187,20 @@ async def dial(
             parked = await cluster.park(exchange, target, backend.chain.connect)
     except GatewayError as error:
         backend.series.attempt(error.reason.value)
-        if target is not None and target.watch is not None:
-            target.watch.failed(target, error, exchange, None)
+        if target is not None and target.monitor is not None:
+            target.monitor.failed(target, error, exchange, None)
         raise
     backend.series.answered(monotonic() - began)
-    if target.watch is not None:
-        target.watch.answered(target, exchange.upstream, 0)
+    if target.monitor is not None:
+        target.monitor.answered(target, exchange.upstream, 0)
     return parked
 
 
 def count_tunnel(exchange: Exchange, cluster: Cluster, target: DialTarget, pipeline: Pipeline) -> None:
     """Count a tunnel where a circuit breaker asks for it. Raises LimitExceeded (503)."""
     counting = cluster.counting_target(exchange, target)
-    if counting is not None and cluster.watched is not None:
-        pipeline.when_complete(cluster.watched.count_tunnel(counting, client_of(exchange)))
+    if counting is not None and cluster.host_set is not None:
+        pipeline.when_complete(cluster.host_set.count_tunnel(counting, client_of(exchange)))
 
 
 async def switch_protocols(accounting: Accounting, exchange: Exchange, client: Client) -> None:

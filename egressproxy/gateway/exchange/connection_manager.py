@@ -16,7 +16,7 @@ from egressproxy.errors import GatewayError
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.gateway.answers import Answer
-from egressproxy.gateway.backends.buffered_body import HELD, BufferedRequest
+from egressproxy.gateway.backends.buffered_body import BUFFERED_REQUEST, BufferedRequest
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -165,7 +165,7 @@ class HttpConnectionManager(Server):
                     client.body_limit = exchange.max_body_bytes
                     pipeline.body = await read_request_body(exchange, client, head, pipeline.route)  # type: ignore[arg-type]
                 elif action == OFFER_BODY:
-                    exchange.keep(HELD, BufferedRequest(client, head))
+                    exchange.keep(BUFFERED_REQUEST, BufferedRequest(client, head))
                 elif action == ADMIT_AGAIN:
                     pipeline.route, _ = await admit_again(exchange, client, pipeline.route, pipeline.listener)  # type: ignore[arg-type]
                 elif action == SWITCH:
@@ -275,5 +275,5 @@ class HttpConnectionManager(Server):
 
 
 def has_stray_bytes(exchange: Exchange, client: Client) -> bool:
-    """Bytes behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
+    """Whether bytes came behind a CONNECT or an upgrade: if that fails, they must not be read as a request."""
     return exchange.asks_to_switch and client.unread > 0

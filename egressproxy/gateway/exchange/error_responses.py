@@ -75,73 +75,28 @@ PROXY_ERRORS: dict[Reason, str] = {
     Reason.CONNECTION_LIMIT: "connection_limit_reached",
     Reason.TUNNEL_LIMIT: "connection_limit_reached",
 }
-DENIALS = frozenset(
-    {
-        Reason.DESTINATION_NOT_ALLOWED,
-        Reason.DESTINATION_DENIED,
-        Reason.NO_POLICY,
-        Reason.ADDRESS_DENIED,
-        Reason.REVERSE_DNS_DENIED,
-        Reason.SNI_MISMATCH,
-        Reason.NOT_TLS,
-        Reason.CLIENT_CERTIFICATE,
-        Reason.INTERCEPTION_REFUSED,
-        Reason.PROXY_HEADER,
-        Reason.CREDENTIALS_REQUIRED,
-        Reason.CREDENTIALS_REFUSED,
-        Reason.IDENTITY_KILLED,
-        Reason.PLAINTEXT_CREDENTIAL,
-        Reason.CREDENTIAL_NOT_BOUND,
-        Reason.PLACEHOLDER_REQUIRED,
-        Reason.PLACEHOLDER_MISPLACED,
-        Reason.FILTER_REJECTED,
-        Reason.CONTENT_DENIED,
-        Reason.CANARY_KEY,
-        Reason.MODEL_DENIED,
-        Reason.REGION_DENIED,
-        Reason.APPROVAL_DENIED,
-        Reason.EXT_AUTH_DENIED,
-        Reason.LOOP_DETECTED,
-        Reason.METHOD_NOT_ALLOWED,
-        Reason.REQUEST_RATE,
-        Reason.NEW_NAMES,
-        Reason.TOKEN_RATE,
-        Reason.BYTE_RATE,
-        Reason.COST_LIMIT,
-        Reason.CONCURRENCY,
-        Reason.APPROVAL_LIMIT,
-        Reason.TUNNEL_LIMIT,
-        Reason.BODY_TOO_LARGE,
-        Reason.OVERLOADED,
-    }
-)
-
-
+#: Reasons of policies and limits, which egress_denied_total counts.
+DENIALS = frozenset((
+    Reason.DESTINATION_NOT_ALLOWED, Reason.DESTINATION_DENIED, Reason.NO_POLICY, Reason.ADDRESS_DENIED,
+    Reason.REVERSE_DNS_DENIED, Reason.SNI_MISMATCH, Reason.NOT_TLS, Reason.CLIENT_CERTIFICATE,
+    Reason.INTERCEPTION_REFUSED, Reason.PROXY_HEADER, Reason.CREDENTIALS_REQUIRED, Reason.CREDENTIALS_REFUSED,
+    Reason.IDENTITY_KILLED, Reason.PLAINTEXT_CREDENTIAL, Reason.CREDENTIAL_NOT_BOUND, Reason.PLACEHOLDER_REQUIRED,
+    Reason.PLACEHOLDER_MISPLACED, Reason.FILTER_REJECTED, Reason.CONTENT_DENIED, Reason.CANARY_KEY, Reason.MODEL_DENIED,
+    Reason.REGION_DENIED, Reason.APPROVAL_DENIED, Reason.EXT_AUTH_DENIED, Reason.LOOP_DETECTED,
+    Reason.METHOD_NOT_ALLOWED, Reason.REQUEST_RATE, Reason.NEW_NAMES, Reason.TOKEN_RATE, Reason.BYTE_RATE,
+    Reason.COST_LIMIT, Reason.CONCURRENCY, Reason.APPROVAL_LIMIT, Reason.TUNNEL_LIMIT, Reason.BODY_TOO_LARGE,
+    Reason.OVERLOADED,
+))  # fmt: skip
 #: What is the client's to mend, or the usual end of a connection; a filter that fails has told of it.
 WITHOUT_EVENT = frozenset(
     {Reason.NO_ROUTE, Reason.MISDIRECTED, Reason.CLIENT_GONE, Reason.DRAINED, Reason.FILTER_FAILED}
 )  # fmt: skip
-
-
 #: Why a backend, a parent or its name could not be reached: what an operator can mend, or has to know.
-UNREACHED = frozenset(
-    {
-        Reason.DNS_NXDOMAIN,
-        Reason.DNS_NO_ADDRESS,
-        Reason.DNS_SERVFAIL,
-        Reason.DNS_TIMEOUT,
-        Reason.DNS_NOT_AUTHENTIC,
-        Reason.DNS_ERROR,
-        Reason.CONNECT_REFUSED,
-        Reason.CONNECT_TIMEOUT,
-        Reason.CONNECT_FAILED,
-        Reason.PARENT_REFUSED,
-        Reason.PARENT_AUTH,
-        Reason.TLS_CERTIFICATE,
-        Reason.TLS_PROTOCOL,
-        Reason.TLS_TIMEOUT,
-    }
-)
+UNREACHED = frozenset((
+    Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.DNS_SERVFAIL, Reason.DNS_TIMEOUT, Reason.DNS_NOT_AUTHENTIC,
+    Reason.DNS_ERROR, Reason.CONNECT_REFUSED, Reason.CONNECT_TIMEOUT, Reason.CONNECT_FAILED, Reason.PARENT_REFUSED,
+    Reason.PARENT_AUTH, Reason.TLS_CERTIFICATE, Reason.TLS_PROTOCOL, Reason.TLS_TIMEOUT,
+))  # fmt: skip
 
 
 def internal_fault(error: BaseException, place: str) -> GatewayFault:

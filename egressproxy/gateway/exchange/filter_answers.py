@@ -31,11 +31,11 @@ async def run_response_filters(
     of their own phase (`steps`).
     """
     place = pipeline.backend or pipeline.route
-    dressing = place.chain.response_headers if place is not None else None
-    if dressing is None or dressing is steps:
+    response_filters = place.chain.response_headers if place is not None else None
+    if response_filters is None or response_filters is steps:
         return answer
     exchange.response = ResponseHead(answer.status, answer.phrase, Fields.of(answer.fields))
-    outcome = await run_to_end(dressing, exchange)
+    outcome = await run_to_end(response_filters, exchange)
     if outcome is not None:
         return outcome
     return LocalResponse(

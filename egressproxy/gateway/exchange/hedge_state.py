@@ -95,7 +95,7 @@ class HedgeState:
         if hedge is None:
             return None
         backend = hedge.backend
-        hosts = backend.cluster.watched if backend.cluster is not None else None
+        hosts = backend.cluster.host_set if backend.cluster is not None else None
         if hosts is not None and not hosts.take_retry():
             first.series.hedge("circuit_open")
             return None

@@ -17,12 +17,7 @@ from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import (
-    HeldConnection,
-    Repeat,
-    call_upstream,
-    filtered_answer,
-)
+from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, call_upstream, filtered_answer
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import ANSWER_S, late_attempt
 from egressproxy.gateway.exchange.error_responses import internal_fault
@@ -101,7 +96,7 @@ class HedgedCall:
             attempt.discard()
             self._forget(attempt)
             return
-        upstream = attempt.resources.upstream
+        upstream = attempt.connection.upstream
         if upstream is not None:
             upstream.driver = self._client.driver  # from here on it wakes the client's
         self._client.driver.resume()
@@ -121,7 +116,7 @@ class HedgedCall:
 
     def _adopt(self, attempt: HedgedAttempt) -> None:
         """The client's exchange is the one of this attempt from here on."""
-        exchange, own, resources = self._exchange, attempt.exchange, self._client.pipeline
+        exchange, own, pipeline = self._exchange, attempt.exchange, self._client.pipeline
         head, sent = exchange.request, own.request
         head.fields.block, head.path, head.body = sent.fields.block, sent.path, sent.body
         exchange.upstream_host = own.upstream_host
@@ -131,12 +126,12 @@ class HedgedCall:
         exchange.attempts += own.attempts
         exchange.note_denials(*(exchange.would_deny or ()), *(own.would_deny or ()))
         exchange.adopt_state(own)
-        held = attempt.resources
-        resources.backend = attempt.hedge.backend
+        held = attempt.connection
+        pipeline.backend = attempt.hedge.backend
         if held.upstream is not None:
             assert held.cluster is not None
             assert held.target is not None
-            resources.hold(held.cluster, held.target, held.give_away())
+            pipeline.hold(held.cluster, held.target, held.give_away())
         if not attempt.hedge.is_first:
             attempt.hedge.backend.series.hedge("won" if attempt.hedge.error is None else "failed")
 
@@ -148,8 +143,8 @@ class HedgedAttempt:
     """
 
     __slots__ = (
-        "_body", "_client", "_first_byte_s", "_handle", "_on_over", "began", "driver", "ends_at", "exchange", "found",
-        "hedge", "is_over", "resources",
+        "_body", "_client", "_first_byte_s", "_handle", "_on_over", "began", "connection", "driver", "ends_at",
+        "exchange", "found", "hedge", "is_over",
     )  # fmt: skip
 
     may_flow: ClassVar[bool] = False
@@ -171,7 +166,7 @@ class HedgedAttempt:
         self._on_over: Callable[[HedgedAttempt], None] | None = None
         self._first_byte_s = first_byte_s
         self.hedge = hedge
-        self.resources = HeldConnection()
+        self.connection = HeldConnection()
         self.driver = Driver()
         self.began = monotonic()
         self.ends_at = NEVER
@@ -204,20 +199,20 @@ class HedgedAttempt:
 
     def discard(self) -> None:
         """Its answer goes nowhere: its connection is used again where all of that is here, else closed."""
-        upstream, is_reusable = self.resources.upstream, False
+        upstream, is_reusable = self.connection.upstream, False
         if upstream is not None and self.is_over and not upstream.is_lost:
             if not upstream.has_ended:
                 upstream.whole_body()
             is_reusable = upstream.is_reusable
-        self.resources.release(reusable=is_reusable)
+        self.connection.release(reusable=is_reusable)
 
     async def _live(self, repeat: Repeat) -> None:
-        hedge, exchange, resources = self.hedge, self.exchange, self.resources
+        hedge, exchange, held = self.hedge, self.exchange, self.connection
         cluster, chain = hedge.backend.cluster, hedge.backend.chain
         assert cluster is not None
         try:
-            found = await call_upstream(self, resources, exchange, cluster, hedge.target, chain, self._body, repeat)
-            found = await filtered_answer(resources, exchange, chain, found)
+            found = await call_upstream(self, held, exchange, cluster, hedge.target, chain, self._body, repeat)
+            found = await filtered_answer(held, exchange, chain, found)
             if isinstance(found, LocalResponse):
                 hedge.answer = found
             else:
@@ -238,7 +233,7 @@ class HedgedAttempt:
         if hedge.counted is not None:
             hedge.counted.end_retry()
         if hedge.error is not None:
-            resources.fail(exchange, hedge.error)  # of an answer without a first byte
+            held.fail(exchange, hedge.error)  # of an answer without a first byte
         on_over, self._on_over = self._on_over, None
         if on_over is not None:
             on_over(self)
@@ -253,7 +248,7 @@ class HedgedAttempt:
         self._handle = asyncio.get_running_loop().call_later(min(limits, default=ANSWER_S), self._late)
 
     def _late(self) -> None:
-        self.driver.throw(late_attempt(self.resources))
+        self.driver.throw(late_attempt(self.connection))
 
     def count_attempt(self, result: str) -> None:
         self.hedge.backend.series.attempt(CANCELLED if self.hedge.is_cancelled else result)
@@ -269,6 +264,6 @@ class HedgedAttempt:
 
     def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""
-        resources = self._client.pipeline
-        resources.backend, resources.cluster = self.hedge.backend, self.resources.cluster
+        pipeline = self._client.pipeline
+        pipeline.backend, pipeline.cluster = self.hedge.backend, self.connection.cluster
         self._client.pass_interim(head, exchange)

@@ -104,8 +104,8 @@ def is_tunnel(client: Client) -> bool:
 async def verified(exchange: Exchange, client: Client, authority: Authority) -> GatewayError | None:
     """Connect to the server, and keep the connection for what the client asks. Returns why that cannot be.
 
-    Where it depends on the request who serves it, where filters look at its head first, or where policy denies the
-    destination, nothing is connected to, and each request says it; so does each one that may go again.
+    No connection is made where the request decides who serves it, where filters look at its head first, or where policy
+    denies the destination. Each request then fails by itself, and so it is where the rule has retries.
     """
     held, may_go_again = Pipeline(), False
     try:

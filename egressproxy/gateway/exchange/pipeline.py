@@ -12,7 +12,7 @@ phase follows from that. Equal results give equal actions, so tests and `explain
 | FILTER | runs `steps`, as they stand | `answer`: a filter's, or None |
 | ADMIT_AGAIN | decides a request once more that has waited for a person | `route`; of a tunnel `listener`, too |
 | FILTER_BODY | lets body filters of the route decide how they get the body | `body` |
-| CALL | reaches a backend, and tries again | `answer`, or `exchange.response` and `response_chain` |
+| CALL | chooses a backend and asks it | `answer`, or `exchange.response` and `response_chain` |
 | RESPOND | sends `answer`; the last action | |
 | RESPOND_SELF | answers a client's question about its own egress; the last action | |
 | SEND | sends the response through the body filters of `response_chain`; the last action | |
@@ -37,8 +37,8 @@ behind that the driver accounts for the exchange, once, unless a tunnel has it:
 | REFUSE | closes a stream, with a TLS alert where policy is the reason |
 | BREAK_OFF | closes the connection, or resets the stream of HTTP/2: what was sent must not look whole |
 
-Results are read into local names after a
-`yield`: type checker and compiler take an attribute that was tested before the `yield` for unchanged.
+Results are read into local names after a `yield`: type checker and compiler take an attribute that was tested before
+it for unchanged.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ from egressproxy.gateway.exchange.admission import (
     name_request,
     name_stream,
     of_client,
-    opened_stream,
     read_authority,
     route_of_stream,
     route_request,
     route_tunnel,
+    stream_certificates,
     ways_to_http_port,
 )
 from egressproxy.gateway.exchange.body_filter import BodyFilter
@@ -306,7 +306,7 @@ class Pipeline(HeldConnection):
         try:
             if is_admitted and listener.variants is not None:
                 listener = self.listener = listener.variants.of(exchange.identity)
-            certificates = self.certificates = listener.leaves_for(authority.host)
+            certificates = self.certificates = listener.certificates_for(authority.host)
             if certificates is None:
                 self.route, noted = route_tunnel(listener, authority)
                 exchange.note_denials(*noted)
@@ -364,7 +364,7 @@ class Pipeline(HeldConnection):
         yield IDENTIFY
         if self.route is None:
             own = self.listener = of_client(exchange, listener)
-            certificates = self.certificates = opened_stream(state.port, own, exchange.authority)
+            certificates = self.certificates = stream_certificates(state.port, own, exchange.authority)
             if certificates is not None:
                 yield INTERCEPT
                 return

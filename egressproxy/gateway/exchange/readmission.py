@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from egressproxy.errors import Denied, GatewayFault, Reason
+from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import ORIGINAL_HEAD
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.filter_step import FilterStep, FilterSteps
@@ -19,7 +19,6 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.admission import Noted, name_request, of_client, route_request, route_tunnel
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
-from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.backend import BackendIR, Destination
@@ -36,7 +35,7 @@ async def admit_again(
     """The rule in force for a request, or a CONNECT, that was approved, and its client's listener; it goes on with
     them. `route` and `listener` have let it in. Raises GatewayError, as admission does.
     """
-    check_configured(client.state)
+    client.state.check_open()
     again, now = exchange, client.listener
     is_connect = exchange.request.method == b"CONNECT"
     if not is_connect:
@@ -51,7 +50,7 @@ async def admit_again(
         return route_again(exchange, again, route, own), own
     assert exchange.authority is not None
     found, noted = route_tunnel(own, exchange.authority)
-    if own.leaves_for(exchange.authority.host) is not None:
+    if own.certificates_for(exchange.authority.host) is not None:
         raise changed(found)
     take_over(exchange, route, found, noted)
     return found, own
@@ -96,12 +95,6 @@ def original_head(exchange: Exchange) -> RequestHead:
         head.path, block = kept
         head.fields = Fields(block)
     return head
-
-
-def check_configured(state: OpenConnections) -> None:
-    """Raises GatewayFault (404) where the listener is gone."""
-    if state.is_closed:
-        raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
 
 
 def check_gateway(exchange: Exchange, listener: ActiveListener, now: ActiveListener) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from egressproxy.filters.body_plan import BodyPath, is_short, path_of
-from egressproxy.gateway.backends.buffered_body import HELD, MADE_BODY, invite_body
+from egressproxy.gateway.backends.buffered_body import BUFFERED_REQUEST, MADE_BODY, invite_body
 from egressproxy.gateway.backends.replayable_body import (
     BodyTarget,
     ReplayableBody,
@@ -53,7 +53,7 @@ async def read_request_body(
     chain = pipeline.request_chain = plan.chain(exchange, chosen) if plan is not None and chosen is not None else None
     if path is not _BUFFERED and not route.buffers_request:
         return None
-    held, made = exchange.take(HELD), exchange.take(MADE_BODY)
+    held, made = exchange.take(BUFFERED_REQUEST), exchange.take(MADE_BODY)
     early = held.body if held is not None else made
     if chain is None and (limit < 0 or (early is not None and len(early) <= limit)):
         return early
@@ -82,7 +82,7 @@ def kept_body(
     length, chain = exchange.request.body, None
     if route.chain.request_body is not None:
         chain = client.pipeline.request_chain
-    source = exchange.state.get(HELD) or client
+    source = exchange.state.get(BUFFERED_REQUEST) or client
     if isinstance(collected, ReplayableBody):
         return collected
     if collected is not None:
@@ -109,7 +109,7 @@ def send_request(
     `body`: what the attempt sends where that is known or kept. `driver` waits for the response.
     """
     head, pipeline = exchange.request, client.pipeline
-    mirrors, is_filtered = pipeline.mirror_requests, pipeline.route.filters_request  # type: ignore[union-attr]  # set before ADMIT
+    mirrors, is_filtered = pipeline.mirror_requests, pipeline.route.filters_request  # type: ignore[union-attr]  # set before ENTER_GATE
     if mirrors is None:
         if body is None and not (is_filtered and head.body != 0):
             upstream.begin(driver, head)

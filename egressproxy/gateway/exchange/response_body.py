@@ -122,7 +122,7 @@ async def filter_response(server: Server, exchange: Exchange, client: Client, pl
 
 @dataclass(slots=True, eq=False, repr=False)
 class Room:
-    """In the place of a source, it resumes a driver where that would go on: the other side has taken what was sent."""
+    """A stand-in for a source: it resumes a driver when the other side has taken what was sent."""
 
     _driver: Driver
 

@@ -143,7 +143,7 @@ class RetryState:
         return self.error is not None
 
     def actions(self) -> Iterator[str]:
-        """Until an answer is there for the client, or the last failure."""
+        """The actions of the attempts, up to DELIVER or FAIL."""
         policy, exchange = self._policy, self._exchange
         is_adapted, failover_state = self._is_adapted, self.failover_state
         yield BEGIN
@@ -172,7 +172,7 @@ class RetryState:
                 return
             error = self.error
             if error is None:
-                is_last = yield from self._judge()
+                is_last = yield from self._delivers()
                 error = self.error
                 if error is None:
                     if is_last:
@@ -250,7 +250,7 @@ class RetryState:
         self._tried.add(target)
         return True
 
-    def _judge(self) -> Generator[str, None, bool]:
+    def _delivers(self) -> Generator[str, None, bool]:
         """Whether the client gets this answer, as the value of the generator; an `error` where it cannot be read."""
         exchange, failover_state, failover, policy = self._exchange, self.failover_state, self._failover, self._policy
         status = exchange.response.status if failover_state is None else status_of_answer(exchange.response)
@@ -370,7 +370,7 @@ class RetryState:
 
     def _takes_retry(self, backend: RouteBackend) -> bool:
         """Whether the circuit breaker of this backend allows one more retry, which counts there until `end`."""
-        hosts = backend.cluster.watched if backend.cluster is not None else None
+        hosts = backend.cluster.host_set if backend.cluster is not None else None
         if hosts is None or hosts in self.parallel:
             return True
         if not hosts.take_retry():

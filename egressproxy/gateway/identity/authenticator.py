@@ -112,7 +112,7 @@ class Authenticator:
             raw = _OF_FIELD + token if token else raw
         verdict = client.verdict
         if client.tunnel is not None and client.tunnel.has_client:
-            self._admit_inside(client, verdict)
+            self._check_inside(verdict)
         elif verdict is not None and self._holds(verdict) and verdict.raw == raw and time() < verdict.fresh_until:
             self._tell(exchange, verdict.identity)
             if not raw:
@@ -134,7 +134,7 @@ class Authenticator:
         """
         verdict = client.verdict
         if client.tunnel is not None and client.tunnel.has_client:
-            self._admit_inside(client, verdict)
+            self._check_inside(verdict)
         elif verdict is None:  # nothing was asked of clients when it came
             self._demand(exchange)
         elif self._holds(verdict) and time() < verdict.fresh_until:
@@ -147,8 +147,8 @@ class Authenticator:
             self._demand(exchange)
         return None
 
-    def _admit_inside(self, client: AuthenticatedClient, verdict: Verdict | None) -> None:
-        """Of a request in a tunnel the client is that of the CONNECT, under the rules of that moment."""
+    def _check_inside(self, verdict: Verdict | None) -> None:
+        """A request in a tunnel has the client of the CONNECT, under the rules of that moment. Raises Denied."""
         if verdict is None or not self._holds(verdict):
             message = "who may ask here has changed since the tunnel was opened: open another"
         elif time() >= verdict.until:

@@ -39,8 +39,8 @@ _STREAM: Final[int] = int(socket.SOCK_STREAM)
 MAX_AT_ONCE: Final = 64
 #: After so many, it is another process's turn.
 TURN_CONNECTIONS: Final = 8
-#: What serves clients of circuit-level protocols.
-_OF_CIRCUITS: Final[dict[ListenerProtocol, type[CountedClient]]] = {
+#: The connections of circuit-level protocols.
+_CIRCUIT_LEVEL: Final[dict[ListenerProtocol, type[CountedClient]]] = {
     ListenerProtocol.SOCKS5: SocksConnection,
     ListenerProtocol.TRANSPARENT: TransparentConnection,
 }
@@ -79,9 +79,8 @@ class BoundPort:
         self._taken = 0
 
     def serve(self, port: Port) -> None:
-        """From now on this is what is here. Where its terms are other ones, the connections that are open end with
-        their exchange: a client that has not shown its certificate does not get past a listener that asks for one now,
-        nor does a head that is longer than it may be by now. Tunnels go on, and count.
+        """Serve this port from now on. If its `terms` differ, open connections end with their exchange, since they were
+        accepted without a certificate or limit that holds now. Tunnels go on, and count.
         """
         if port.terms == self.state.port.terms:
             self.state.port = port
@@ -93,8 +92,8 @@ class BoundPort:
         before.close_idle()
 
     def begin_drain(self, *, takes_waiting: bool) -> None:
-        """Accept no more; what is open, and what it asks for, is served. `takes_waiting`: not before every connection
-        is taken that the kernel has accepted, since it resets them when the last copy of the socket is closed.
+        """Accept no more; open connections are served. `takes_waiting`: first accept what waits in the kernel, which
+        resets it when the last copy of the socket is closed.
         """
         if takes_waiting and self._watch is not None:
             self._at_once = BACKLOG + 1
@@ -197,7 +196,7 @@ class BoundPort:
         if port.is_stream:
             return StreamConnection(self._connection_manager, self._metrics, self.state)
         if port.tls is None:
-            kind = CountedClient if port.circuit_level is None else _OF_CIRCUITS[port.circuit_level]
+            kind = CountedClient if port.circuit_level is None else _CIRCUIT_LEVEL[port.circuit_level]
             return kind(self._connection_manager, self._metrics, self.state)
         if not port.is_mixed:
             return self._secured(self.state)

@@ -12,7 +12,7 @@ from time import monotonic
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import name_stream, of_client, opened_stream, route_of_stream
+from egressproxy.gateway.exchange.admission import name_stream, of_client, route_of_stream, stream_certificates
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.connect import dial, refuse_answer
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
@@ -31,7 +31,7 @@ from egressproxy.gateway.exchange.pipeline import (
     TUNNEL,
     Pipeline,
 )
-from egressproxy.gateway.exchange.readmission import changed, check_configured, take_over
+from egressproxy.gateway.exchange.readmission import changed, take_over
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.open_connections import Connection, OpenConnections
@@ -283,7 +283,7 @@ async def open_tunnel(
     if client.hello is not None and exchange.authority is not None:
         guard = SniGuard(
             exchange.authority, must_be_tls=True, only_reports=route.only_reports,
-            is_opened=None if listener.certificate_cache is None else listener.leaves_for,
+            is_opened=None if listener.certificate_caches is None else listener.certificates_for,
         )  # fmt: skip
         guard.knows(client.hello, client.hello_size)
     if hand_over(accounting, exchange, client, upstream, held, guard, route.tunnel_idle_s):
@@ -298,7 +298,7 @@ def admit_stream_again(
     exchange: Exchange, client: StreamConnection, route: Route, inner: _Inner | None
 ) -> tuple[Route, ActiveListener]:
     """As `readmission.admit_again`, of a stream that was approved. `inner`: its plaintext, where its TLS ends here."""
-    check_configured(client.state)
+    client.state.check_open()
     again, port = exchange.copy(), client.state.port
     listener = name_stream(again, port, client.hello)
     certified, until = ANONYMOUS, inf
@@ -310,7 +310,8 @@ def admit_stream_again(
         raise Denied(Reason.CREDENTIALS_REFUSED, "its client would be somebody else by now: connect again")
     own = of_client(exchange, listener)
     found, noted = route_of_stream(own, again.authority)
-    if (listener.terminate is None) is not (inner is None) or opened_stream(port, own, again.authority) is not None:
+    certificates = stream_certificates(port, own, again.authority)
+    if (listener.terminate is None) is not (inner is None) or certificates is not None:
         raise changed(found)
     take_over(exchange, route, found, noted)
     return found, own

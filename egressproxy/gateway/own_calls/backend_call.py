@@ -6,14 +6,14 @@ Each goes through the filters of the backend that is asked, over that backend's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from time import monotonic
 from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
-from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.calls import CallAnswer, CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.cluster import Cluster
@@ -62,7 +62,7 @@ class BackendCall:
         result = "cancelled"  # the client has left, or the filter's time is over
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._asked(method, path, Fields.of(fields), body, x)
+                answer = await self._answer(method, path, Fields.of(fields), body, x)
             result = "ok"
             return answer
         except TimeoutError:
@@ -78,7 +78,7 @@ class BackendCall:
     async def open(self, protocol: asyncio.Protocol, *, timeout_s: float) -> asyncio.Transport:
         started = monotonic()
         result = "cancelled"
-        inner = self._question(RequestHead(b"CONNECT", b"/", Fields()), None)
+        inner = self._own_exchange(RequestHead(b"CONNECT", b"/", Fields()), None)
         try:
             cluster = self._cluster
             if cluster is None:
@@ -107,11 +107,11 @@ class BackendCall:
         max_message_bytes: int,
         x: Exchange | None = None,
     ) -> BidirectionalCall:
-        inner = self._question(RequestHead(b"POST", path, Fields.of(fields)), x)
+        inner = self._own_exchange(RequestHead(b"POST", path, Fields.of(fields)), x)
         counted = partial(self._counts.count, self._filter, self.backend)
         return BidirectionalCall(self._cluster, self._chain, inner, self._fault, receiver, max_message_bytes, counted)
 
-    async def _asked(
+    async def _answer(
         self, method: bytes, path: bytes, fields: Fields, body: bytes, exchange: Exchange | None
     ) -> CallAnswer:
         cluster, chain = self._cluster, self._chain
@@ -120,20 +120,12 @@ class BackendCall:
             raise self._fault
         head = RequestHead(method, path, fields)
         head.body = len(body)
-        inner = self._question(head, exchange)
-        try:
-            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
-            coding = answer.head.fields.get(b"content-encoding")
-            if answer.body and coding is not None and coding.lower() != b"identity":
-                raise UpstreamFault(Reason.BAD_RESPONSE, "the answer has a content coding, and none was asked for")
-            content = await passed_body(chain.response_body, inner, answer.body)
-        finally:
-            finish(chain.complete, inner)
-        return CallAnswer(answer.head.status, answer.head.fields, content)
+        answer = await unary_call(self._own_exchange(head, exchange), cluster, chain, body, _plain)
+        return CallAnswer(answer.head.status, answer.head.fields, answer.body)
 
-    def _question(self, head: RequestHead, exchange: Exchange | None) -> Exchange:
+    def _own_exchange(self, head: RequestHead, exchange: Exchange | None) -> Exchange:
         cluster = self._cluster
-        inner = question(exchange or Exchange("-", "-", "-", monotonic()), head, self.backend)
+        inner = own_exchange(exchange or Exchange("-", "-", "-", monotonic()), head, self.backend)
         inner.path = head.path.partition(b"?")[0]
         inner.backend_is_secure = cluster is not None and cluster.spec.backend.tls is not None
         return inner
@@ -147,32 +139,56 @@ class CallResponse(NamedTuple):
     trailers: bytes
 
 
-async def converse(driver: Driver, inner: Exchange, cluster: Cluster, chain: Chain, body: bytes) -> CallResponse:
-    """Ask the server, through its filters but for those of its answer's body. Raises GatewayError."""
-    caller = _Question(driver)
+def _plain(answer: CallResponse) -> bytes:
+    """The body of an answer. Raises UpstreamFault where a content coding hides the bytes."""
+    coding = answer.head.fields.get(b"content-encoding")
+    if answer.body and coding is not None and coding.lower() != b"identity":
+        raise UpstreamFault(Reason.BAD_RESPONSE, "the answer has a content coding, and none was asked for")
+    return answer.body
+
+
+async def unary_call(
+    inner: Exchange, cluster: Cluster, chain: Chain, body: bytes,
+    content: Callable[[CallResponse], bytes] = attrgetter("body"),
+) -> CallResponse:  # fmt: skip
+    """Call the server through its filters, from a task. `content` reads the body of the answer for the body filters.
+    Raises GatewayError.
+    """
     try:
-        upstream = await begin_own_call(caller, caller.resources, inner, cluster, chain, body or None)
+        answer = await driven(lambda driver: _respond(driver, inner, cluster, chain, body))
+        plan, passed = chain.response_body, content(answer)
+        filters = plan.begin(inner) if plan is not None else None
+        return answer._replace(body=passed if filters is None else await filters.feed_to_end(inner, passed, True))
+    finally:
+        finish(chain.complete, inner)
+
+
+async def _respond(driver: Driver, inner: Exchange, cluster: Cluster, chain: Chain, body: bytes) -> CallResponse:
+    """The answer of the server, before its body filters."""
+    caller = _UnaryCaller(driver)
+    try:
+        upstream = await begin_own_call(caller, caller.connection, inner, cluster, chain, body or None)
         response = inner.response
         if not upstream.has_ended:
             upstream.send_response_body_to(caller)
             await upstream.response_end()
-        caller.resources.release(reusable=upstream.is_reusable)
+        caller.connection.release(reusable=upstream.is_reusable)
         return CallResponse(response, caller.answer.joined(), caller.trailers)
     except GatewayError as error:
-        caller.resources.fail(inner, error)
+        caller.connection.fail(inner, error)
         raise
     finally:
-        caller.resources.release(reusable=False)
+        caller.connection.release(reusable=False)
 
 
-class _Question(OwnCaller):
+class _UnaryCaller(OwnCaller):
     """A caller with a driver of its own. `answer` collects the body of the response, up to a bound."""
 
-    __slots__ = ("_size", "answer", "driver", "resources", "trailers")
+    __slots__ = ("_size", "answer", "connection", "driver", "trailers")
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.resources = HeldConnection()
+        self.connection = HeldConnection()
         self.answer = ByteQueue()
         self.trailers = b""
         self._size = 0
@@ -187,7 +203,7 @@ class _Question(OwnCaller):
         self.trailers = trailers
 
 
-def question(exchange: Exchange, head: RequestHead, backend: str) -> Exchange:
+def own_exchange(exchange: Exchange, head: RequestHead, backend: str) -> Exchange:
     """An exchange of our own with the server, for the filters that run for it as a backend."""
     own = Exchange(
         exchange.client,
@@ -208,9 +224,3 @@ def question(exchange: Exchange, head: RequestHead, backend: str) -> Exchange:
 def asked_host(exchange: Exchange) -> bytes:
     """The Host that the client has asked for; b"" if it has named none."""
     return exchange.request.host or (exchange.authority.host_field(80) if exchange.authority is not None else b"")
-
-
-async def passed_body(plan: BodyPlan | None, exchange: Exchange, body: bytes) -> bytes:
-    """The whole body of an answer as its body filters leave it: a client may get it."""
-    chain = plan.begin(exchange) if plan is not None else None
-    return body if chain is None else await chain.feed_to_end(exchange, body, True)

@@ -37,7 +37,7 @@ class BidirectionalCall(OwnCaller):
     __slots__ = (
         "_backend", "_chain", "_cluster", "_counted", "_has_ended", "_inner", "_is_blocked", "_is_over",
         "_is_reading_paused", "_kept", "_kept_bytes", "_life", "_linger", "_reader", "_receiver", "_started",
-        "_trailers", "_upstream", "_waiting", "driver", "resources",
+        "_trailers", "_upstream", "_waiting", "connection", "driver",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +51,7 @@ class BidirectionalCall(OwnCaller):
         counted: Callable[[str, float], None],
     ) -> None:
         """Begin the call of `inner.request`. `cluster` None: it fails with `fault`. `counted`: of result, seconds."""
-        self.resources = HeldConnection()
+        self.connection = HeldConnection()
         self._cluster = cluster
         self._chain = chain
         self._inner = inner
@@ -172,7 +172,7 @@ class BidirectionalCall(OwnCaller):
 
     async def _live(self, driver: Driver) -> None:
         self.driver = driver
-        cluster, chain, inner, held = self._cluster, self._chain, self._inner, self.resources
+        cluster, chain, inner, held = self._cluster, self._chain, self._inner, self.connection
         assert cluster is not None
         error: GatewayError | None = None
         is_whole = False

@@ -1,4 +1,4 @@
-"""HostSet, parents and backends of Failovers that leave service or return: what is counted, and told of them."""
+"""Endpoints, parents and backends of Failovers that leave service or return: what is counted, and told of them."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ class GatewayServer:
         """By backend and endpoint. One that several routes reach under different policies has its worst state."""
         found: dict[tuple[str, str], HealthState] = {}
         for cluster in self._clusters():
-            for health in cluster.watched.healths() if cluster.watched is not None else ():
+            for health in cluster.host_set.healths() if cluster.host_set is not None else ():
                 key = cluster.name, health.address
                 if found.get(key, HealthState.HEALTHY) is HealthState.HEALTHY:
                     found[key] = health.state
@@ -332,8 +332,8 @@ class GatewayServer:
 
     def _open_circuits(self) -> Iterator[tuple[str, str]]:
         for cluster in self._clusters():
-            if cluster.watched is not None:
-                for limit in cluster.watched.open_circuits():
+            if cluster.host_set is not None:
+                for limit in cluster.host_set.open_circuits():
                     yield cluster.name, limit
 
     def _parents_aside(self) -> Iterable[tuple[str, bool]]:

@@ -122,7 +122,7 @@ class OverloadManager:
             self._memory = None
 
     def look(self) -> None:
-        """At the memory, ten times a second."""
+        """Compare the memory with its limit, ten times a second, and act."""
         now, before, resident = self._wheel.now, self.pressure.state, self._read()
         state = self.pressure.observe(resident, self.gate.active + self._connection_manager.clients.total, now)
         if state is not before:
@@ -193,15 +193,15 @@ class OverloadManager:
             self._accounting.gate = None
 
     def _count_requests(self) -> None:
-        """From now on; those in progress are found by their connections."""
+        """Count requests from now on. Those in progress are found by their connections."""
         gate = self._accounting.gate = self.gate
         for open_here in self._states():
             listener = open_here.port.first
             for connection, origin in open_here.connections.items():
                 path = path_of(listener.gateway, listener.name, "-", origin)
-                for resources in connection.serving():
-                    if resources.tenant is None:
-                        resources.tenant = gate.count(path)
+                for holder in connection.serving():
+                    if holder.tenant is None:
+                        holder.tenant = gate.count(path)
 
     def _relieve(self, now: float, *, is_new: bool) -> None:
         if not is_new:  # what was accepted a moment ago has asked for something by now

@@ -20,7 +20,7 @@ from egressproxy.ai.apis.message import JsonMessage
 from egressproxy.ai.content.entities import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
-from egressproxy.model.strict_json import Unreadable
+from egressproxy.model.strict_json import Unreadable, looks_like_json
 
 #: Characters of a path, a query, a body and the arguments of one call.
 SHOWN: Final = 1024
@@ -78,7 +78,7 @@ def shown_content(exchange: Exchange, body: bytes, redactor: Redactor) -> dict[s
     """Query, calls of tools and beginning of the body, without secrets; `isCut`: one of them, or the path, goes on."""
     path, query = exchange.request.path.partition(b"?")[::2]
     made = {"query": _clean(_pairs(query.decode("latin-1"), redactor))}
-    calls = called_tools(body) if len(body) <= MAX_JSON and _may_be_json(body) else []
+    calls = called_tools(body) if len(body) <= MAX_JSON and looks_like_json(body) else []
     shown_calls = [
         {"tool": _clean(name), "arguments": _json(arguments, redactor)} for name, arguments in calls[:SHOWN_CALLS]
     ]
@@ -113,7 +113,7 @@ def _body(kind: bytes, body: bytes, redactor: Redactor) -> str:
     """ "" for what is no text."""
     if kind == b"application/x-www-form-urlencoded":
         return _clean(_pairs(body[:LOOKED_AT].decode("latin-1"), redactor))
-    if len(body) <= MAX_JSON and _may_be_json(body):
+    if len(body) <= MAX_JSON and looks_like_json(body):
         try:
             return _json(JsonMessage.parse(body), redactor)
         except Unreadable:
@@ -125,10 +125,6 @@ def _body(kind: bytes, body: bytes, redactor: Redactor) -> str:
             return ""
         text = body[: error.start].decode()
     return "" if "\0" in text else _clean(redactor(text))
-
-
-def _may_be_json(body: bytes) -> bool:
-    return body.lstrip()[:1] in (b"{", b"[")
 
 
 def _json(value: Any, redactor: Redactor) -> str:

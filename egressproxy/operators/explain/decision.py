@@ -99,7 +99,7 @@ def _decide_tunnel(made: Decision) -> None:
     pipeline = Pipeline()
     _record(made, pipeline, pipeline.tunnel(exchange, head, made.listener, is_inside=False))
     assert exchange.authority is not None
-    opened = made.listener.leaves_for(exchange.authority.host)
+    opened = made.listener.certificates_for(exchange.authority.host)
     if opened is not None:
         made.opened_by = opened.policy
 

@@ -196,7 +196,7 @@ def _judge(exchange: Exchange, cluster: Cluster) -> bool | None:
         if cluster.parents is not None:
             cluster = cluster.parents.first(target.host, target.port)
         if cluster.parent is not None:
-            cluster.opener.judge_for_parent(target)
+            cluster.opener.check_for_parent(target)
             return True
         literal = named_address(exchange, target)
         known = (literal,) if literal is not None else cluster.opener.resolver.known(target.host)

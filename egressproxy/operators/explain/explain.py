@@ -308,7 +308,7 @@ async def _describe_upstream(made: dict[str, Any], decided: Decision, cluster: C
         if cluster.parent is None:
             await _describe_addresses(made, decided, cluster, target)
         else:
-            cluster.opener.judge_for_parent(target)
+            cluster.opener.check_for_parent(target)
             made["dns"] = f"resolved by the parent {cluster.parent.name}"
     if cluster.parent is not None:
         await _describe_parent(made, decided, cluster, cluster.parent)
@@ -316,15 +316,15 @@ async def _describe_upstream(made: dict[str, Any], decided: Decision, cluster: C
 
 def _describe_endpoints(made: dict[str, Any], cluster: Cluster) -> None:
     """What is known of endpoints, where a policy has them watched: their health, and the limits that are reached."""
-    if cluster.watched is not None:
+    if cluster.host_set is not None:
         now = cluster.network.wheel.now
         made["loadBalancer"] = cluster.spec.resilience.load_balancer.type.value
         made["endpoints"] = [
             {"address": health.address, "health": health.state.value}
             | ({"outForSeconds": round(health.ejected_until - now, 1)} if health.ejected_until > now else {})
-            for health in cluster.watched.healths()
+            for health in cluster.host_set.healths()
         ]
-        if limits := sorted(set(cluster.watched.open_circuits())):
+        if limits := sorted(set(cluster.host_set.open_circuits())):
             made["openCircuits"] = limits
 
 

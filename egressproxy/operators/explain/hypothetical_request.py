@@ -185,7 +185,7 @@ class HypotheticalRequest:
         if self.scheme != "https" or port.first.spec.protocol is not ListenerProtocol.TLS:
             return False
         listener = port.by_host.match(self.host)
-        return self.listener != "" or (listener is not None and listener.leaves_for(self.host) is not None)
+        return self.listener != "" or (listener is not None and listener.certificates_for(self.host) is not None)
 
     def _is_hosted(self, port: Port) -> bool:
         listener = port.by_host.match(self.host)

@@ -124,7 +124,7 @@ def _may_ask(route: Route, hostname: str) -> bool:
     """Whether policy lets the caller ask this route for this hostname; of a wildcard, for a name below it."""
     if route.kind == SELF_SERVICE:
         return False
-    if not route.is_judged or not hostname:
+    if not route.has_destination_policy or not hostname:
         return True
     try:
         authority = parse_authority(hostname.replace("*", "any").encode(), 80)

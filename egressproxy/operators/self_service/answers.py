@@ -138,7 +138,7 @@ def check(exchange: Exchange, listener: ActiveListener, url: str, method: str, d
     except (KeyError, ValueError, AuthorityError):
         raise ValueError("write the URL as http://host/path or https://host/path, without a user") from None
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    is_tunnel = parts.scheme == "https" and listener.is_forward and listener.leaves_for(authority.host) is None
+    is_tunnel = parts.scheme == "https" and listener.is_forward and listener.certificates_for(authority.host) is None
     head = RequestHead(b"CONNECT" if is_tunnel else method.encode(), target.encode(), Fields())
     try:
         route = decide(listener, authority, head)[0]

@@ -17,7 +17,7 @@ CATALOG_KEY: Key = ("", "ConfigMap", *CATALOG)
 
 
 def catalogue(declared: bytes) -> bytes:
-    """The ConfigMap as `result.shown` reads it, in the process that loads. The request is `Loaded.declared`."""
+    """The ConfigMap as `result.shown` reads it, in the process that loads. The request is `CompiledConfig.declared`."""
     return pack_shown(((CATALOG_KEY, catalog_manifest(json.loads(declared)), 1, None, ""),))
 
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from egressproxy.config.compile.compiler import compile_rest
+from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.extensions.config_schema import settings_adapter
 from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.reading.load import ResourceSet
@@ -66,7 +66,7 @@ def examined(
     resources: ResourceSet, bind: tuple[str, ...], previous: Compiled | None = None, machine: Machine = _ELSEWHERE
 ) -> Compiled:
     """What can be compiled of these objects: `problems` of the result say why it must not be served."""
-    made = compile_rest(resources, Catalog(), _defaults(bind, machine), previous)
+    made = compile_config(resources, Catalog(), _defaults(bind, machine), previous)
     if resources.problems:
         problems = [*resources.problems, *resources.broken.others(made.problems)]
         made = replace(made, problems=tuple(sorted(problems, key=attrgetter("file", "line", "column"))))

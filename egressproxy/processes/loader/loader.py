@@ -56,7 +56,7 @@ class Loader:
         return await self._made(SCHEMA, b"")
 
     async def catalogue(self, declared: bytes) -> bytes:
-        """The catalogue of filter types with those of `Loaded.declared`, for `result.shown`. Raises as `schema`."""
+        """The catalogue of filter types, `declared` ones included, for `result.shown`. Raises as `schema`."""
         return await self._made(CATALOGUE, declared)
 
     async def _made(self, function: str, request: bytes) -> bytes:

@@ -57,7 +57,7 @@ def accepted(addresses: Iterable[ListenerAddress], generation: int) -> list[Noti
 
 
 def broken(found: Iterable[tuple[str, str]]) -> list[Notice]:
-    """A warning for every object of `Loaded.broken`."""
+    """A warning for every object of `CompiledConfig.broken`."""
     named = ((InvolvedObject.read(name), sentence) for name, sentence in found)
     return [new_notice("ReferenceBroken", "Resolve", each, sentence) for each, sentence in named if each is not None]
 

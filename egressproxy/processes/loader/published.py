@@ -30,7 +30,7 @@ class PublishedConfiguration:
         return self._packed
 
     def publish(self, packed: bytes, rejection: str, reason: str = "Invalid") -> None:
-        """Show `Loaded.shown`. `rejection`: why the latest is not in service, "" if it is; `reason`: in one word."""
+        """Show `packed` objects. `rejection`: why the latest is not in service, "" if it is; `reason`: in one word."""
         was = self._packed
         since = was.since if was.rejection and rejection else datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._show(replace(was, packed=packed, rejection=rejection, reason=reason, since=since))

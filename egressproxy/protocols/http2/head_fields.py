@@ -1,6 +1,6 @@
-"""Heads as fields of HTTP/2. Host, framing, Via and Date are always generated here, as in HTTP/1's writer. Sources: RFC
-9113 sections 8.2.2 and 8.3, RFC 9110 sections 6.6.1, 7.6.3 and 8.6; RFC 8441 section 5, RFC 6455 sections 4.1 and
-4.2.2.
+"""Writing heads of HTTP/2, as fields or in HPACK. Host, framing, Via and Date are always generated here, as in HTTP/1's
+writer. Sources: RFC 9113 sections 8.2.2 and 8.3, RFC 9110 sections 6.6.1, 7.6.3 and 8.6; RFC 8441 section 5, RFC 6455
+sections 4.1 and 4.2.2.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED
 from egressproxy.protocols.http1.writer import WITH_CONTENT, http_date, via_line
 from egressproxy.protocols.http2.field_coding import EncodedLines, encoded, encoded_once
+from egressproxy.protocols.http2.heads import CONNECTION_SPECIFIC
 from egressproxy.protocols.http2.remembered_fields import FieldList
 
 #: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
-_NEVER_IN_REQUEST: Final = frozenset(
-    b"connection proxy-connection keep-alive transfer-encoding upgrade host te content-length".split()
-)
+_NEVER_IN_REQUEST: Final = CONNECTION_SPECIFIC | {b"host", b"te", b"content-length"}
 _request_line: Final = EncodedLines(_NEVER_IN_REQUEST).__getitem__
 #: An extended CONNECT needs no proof that it was understood (RFC 8441 section 5).
 _connect_line: Final = EncodedLines(_NEVER_IN_REQUEST | {b"sec-websocket-key"}).__getitem__
@@ -87,12 +86,10 @@ _HTTPS: Final = encoded(b":scheme", b"https")
 CONTINUE: Final[FieldList] = [(b":status", b"100")]
 TUNNEL_ESTABLISHED: Final[FieldList] = [(b":status", b"200")]
 
-#: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
-_NEVER_IN_RESPONSE: Final = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
 _VIA: Final = len(b"\r\nVia: ")
 _STATUSES: Final = tuple((b":status", b"%d" % status) for status in range(1000))
 _STATUS_CODES: Final = tuple(encoded(*field) for field in _STATUSES)
-_response_line: Final = EncodedLines(_NEVER_IN_RESPONSE).__getitem__
+_response_line: Final = EncodedLines(CONNECTION_SPECIFIC).__getitem__
 
 
 class ResponseHeads:
@@ -127,7 +124,7 @@ class ResponseHeads:
 def interim_fields(head: ResponseHead, pseudonym: bytes) -> FieldList:
     """An interim head (RFC 9110 section 15.2)."""
     fields = [_STATUSES[head.status]]
-    fields += [field for field in block_fields(head.fields.block) if field[0] not in _NEVER_IN_RESPONSE]
+    fields += [field for field in block_fields(head.fields.block) if field[0] not in CONNECTION_SPECIFIC]
     fields.append((b"via", via_line(head.via, head.http_1_0, pseudonym)[_VIA:]))
     return fields
 
@@ -137,7 +134,7 @@ def answer_fields(answer: LocalResponse) -> FieldList:
     fields = [_STATUSES[answer.status]]
     for name, value in answer.fields:
         lower = name.lower()
-        if lower not in _NEVER_IN_RESPONSE:
+        if lower not in CONNECTION_SPECIFIC:
             fields.append((lower, value))
     if answer.status not in (204, 304):
         fields.append((b"content-length", b"%d" % len(answer.body)))
@@ -145,9 +142,13 @@ def answer_fields(answer: LocalResponse) -> FieldList:
     return fields
 
 
-_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY: Final = b"sec-websocket-key"
 _ACCEPT: Final = b"sec-websocket-accept"
+
+
+def websocket_accept(key: bytes) -> bytes:
+    """The value of Sec-WebSocket-Accept for this key (RFC 6455 section 4.2.2)."""
+    return b64encode(sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11", usedforsecurity=False).digest())
 
 
 class Handshake:
@@ -158,7 +159,7 @@ class Handshake:
     def __init__(self, head: RequestHead) -> None:
         key = b64encode(secrets.token_bytes(16))
         head.fields.set(_KEY, key)
-        self._expected = b64encode(sha1(key + _GUID, usedforsecurity=False).digest())
+        self._expected = websocket_accept(key)
 
     def check(self, head: ResponseHead) -> None:
         """Take the answer out of a 101. Raises UpstreamFault for one that answers something else."""

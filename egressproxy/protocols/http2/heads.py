@@ -1,4 +1,4 @@
-"""Field lists of HTTP/2 and the heads that everything else works with.
+"""Reading heads of HTTP/2: lists of fields become the heads of `model/message`.
 
 The state machine checks frames; messages are checked here, also for what would be two requests in HTTP/1. One message
 that breaks a rule is one stream's error. Sources: RFC 9113 sections 8.1 to 8.5, RFC 9110 section 7.6.

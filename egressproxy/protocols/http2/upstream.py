@@ -35,7 +35,7 @@ PING_ANSWER_S: Final = 20.0
 #: No stream begins behind this one: identifiers are 31 bits (RFC 9113 section 5.1.1).
 LAST_STREAM: Final = 2**31 - 1 - 4 * MAX_STREAMS
 WEBSOCKET: Final = b"websocket"
-CLOSED: Final = "the upstream closed its connection"
+CLOSED_TEXT: Final = "the upstream closed its connection"
 
 
 class Http2Upstream(Http2Connection):
@@ -138,7 +138,7 @@ class Http2Upstream(Http2Connection):
     def begin_stream(self, stream: H2StreamState, code: bytes, *, is_last: bool) -> UpstreamFault | None:
         """Send the head of a new stream, in HPACK. Gives a fault where that cannot be."""
         if self.is_lost:
-            return unseen(CLOSED)
+            return unseen(CLOSED_TEXT)
         try:
             self.send_request_headers(stream, code, is_last=is_last)
         except LocalProtocolError:  # it takes fewer by now, or the identifiers are used up
@@ -193,7 +193,7 @@ class Http2Upstream(Http2Connection):
             message = "the upstream ended the TLS connection before its first word"
             detail = type(error).__name__
             return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=detail, retry=RetrySafety.IF_IDEMPOTENT)
-        return UpstreamFault(Reason.UPSTREAM_CLOSED, CLOSED, retry=RetrySafety.IF_REUSED)
+        return UpstreamFault(Reason.UPSTREAM_CLOSED, CLOSED_TEXT, retry=RetrySafety.IF_REUSED)
 
     # --- asyncio's callbacks ---------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

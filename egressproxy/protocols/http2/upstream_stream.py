@@ -5,8 +5,6 @@ concerns no other stream. Sources: RFC 9113 sections 5.4, 8.1 and 8.7, RFC 8441.
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 from typing import Final
 
 from h2.errors import ErrorCodes
@@ -19,14 +17,12 @@ from egressproxy.net.flow_control import BodySink
 from egressproxy.protocols.http1.codec import MAX_INTERIM
 from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http1.writer import PHRASES
-from egressproxy.protocols.http2.head_fields import request_code
+from egressproxy.protocols.http2.head_fields import request_code, websocket_accept
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
 from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
-from egressproxy.protocols.http2.upstream import CLOSED, WEBSOCKET, Http2Upstream, unseen
-
-_WEBSOCKET_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+from egressproxy.protocols.http2.upstream import CLOSED_TEXT, WEBSOCKET, Http2Upstream, unseen
 
 _BROKE_OFF: Final = "the upstream's response broke off"
 
@@ -120,7 +116,7 @@ class UpstreamStream(Http2Stream):
         if self.error is not None:
             raise self.error
         if self.connection.is_lost:
-            raise unseen(CLOSED) if self.stream_id == 0 else self.upstream.loss_fault()
+            raise unseen(CLOSED_TEXT) if self.stream_id == 0 else self.upstream.loss_fault()
         return None
 
     async def first_byte(self) -> None:
@@ -307,7 +303,7 @@ class UpstreamStream(Http2Stream):
         if self._is_answered:
             self._fail(UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF))
         elif self._interim:
-            self._fail(UpstreamFault(Reason.UPSTREAM_CLOSED, CLOSED, retry=RetrySafety.IF_IDEMPOTENT))
+            self._fail(UpstreamFault(Reason.UPSTREAM_CLOSED, CLOSED_TEXT, retry=RetrySafety.IF_IDEMPOTENT))
         else:
             fault = unseen("the upstream closes its connection")
             fault.is_left_out = True
@@ -330,8 +326,7 @@ class UpstreamStream(Http2Stream):
         """An extended CONNECT was accepted: in HTTP/1 that is a 101 (RFC 8441 section 5, RFC 6455 section 4.2.2)."""
         head.status, head.phrase, head.upgrade = 101, PHRASES[101], WEBSOCKET
         if self._websocket_key:
-            digest = hashlib.sha1(self._websocket_key + _WEBSOCKET_GUID, usedforsecurity=False).digest()
-            head.fields.set(b"Sec-WebSocket-Accept", base64.b64encode(digest))
+            head.fields.set(b"Sec-WebSocket-Accept", websocket_accept(self._websocket_key))
 
     def _end_sink(self, sink: BodySink) -> None:
         self.has_ended = True

@@ -59,12 +59,11 @@ def read(api: Api) -> AiAnswer:
 
 
 @EACH
-def test_an_answer_tells_its_texts_calls_and_end(api: Api):
+def test_an_answer_tells_its_texts_and_calls(api: Api):
     answer = read(api)
     assert [part.text for part in answer.texts() if part.text in ("Hello there", "Köln")] == ["Hello there", "Köln"]
     assert [(call.name, call.arguments) for call in answer.tool_calls()] == [("weather", {"city": "Köln"})]
     assert answer.model in ("served", "")
-    assert answer.finish_reason in ("tool_calls", "completed", "tool_use", "STOP")
 
 
 @EACH

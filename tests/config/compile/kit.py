@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
@@ -13,6 +12,7 @@ from egressproxy.ir.gateway import ListenerIR
 from egressproxy.ir.policy import PolicyIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR
 from egressproxy.processes.loader.denials import denials
+from tests.support.compiling import compile_valid
 
 FORWARD = """
 apiVersion: gateway.networking.k8s.io/v1
@@ -75,7 +75,7 @@ def compiled(
         can_take_any_certificate=lambda: can_take_any_certificate,
         denials=denials,
     )
-    return compile_config(resources, Catalog(), defaults, previous)
+    return compile_valid(resources, Catalog(), defaults, previous)
 
 
 def policy(

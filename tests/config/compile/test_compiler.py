@@ -5,7 +5,6 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog
 from egressproxy.config.reading.load import ResourceSet, load, load_text
 from egressproxy.config.resources.routes import HttpRoute
@@ -23,6 +22,7 @@ from tests.config.compile.kit import (
     policy,
     rule,
 )
+from tests.support.compiling import compile_valid
 
 KEY = ("gateway.networking.k8s.io", "HTTPRoute", "default", "route")
 
@@ -114,7 +114,7 @@ def test_a_route_at_a_closed_listener_says_that_it_is_not_served():
 
 
 def test_an_empty_set_compiles_to_nothing():
-    made = compile_config(ResourceSet(), Catalog(), Defaults())
+    made = compile_valid(ResourceSet(), Catalog(), Defaults())
     assert made.spec.listeners == ()
 
 
@@ -142,7 +142,7 @@ def test_ten_thousand_rules_compile_in_the_time_of_a_reload():
     rest = load_text("\n---\n".join([FORWARD, PLAIN, limits]))
     resources = ResourceSet([*rest.objects, *routes])
     started = time.process_time()
-    made = compile_config(resources, Catalog(), Defaults())
+    made = compile_valid(resources, Catalog(), Defaults())
     took = time.process_time() - started
     assert sum(len(found.rules) for found in listener(made).http_routes) == 10_000
     assert took < 15, "the aim is two seconds; the square of their number would take minutes"
@@ -163,7 +163,7 @@ spec:
 
 
 def _of_files(folder: Path, previous: Compiled | None = None) -> Compiled:
-    return compile_config(load([folder]), Catalog(), Defaults(), previous)
+    return compile_valid(load([folder]), Catalog(), Defaults(), previous)
 
 
 def _written(folder: Path, name: str, text: str, day: int) -> None:

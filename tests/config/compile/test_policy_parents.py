@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.reading.load import load_text
@@ -24,6 +23,7 @@ from tests.config.compile.kit import (
     policy,
     rule,
 )
+from tests.support.compiling import compile_valid
 
 ALLOW = "destinations: {allow: [{hostnames: [a.example]}]}"
 
@@ -238,7 +238,7 @@ def test_settings_for_a_proxy_that_a_route_leads_to_are_for_that_route():
 def test_check_points_at_the_parent_that_cannot_be_used():
     text = "\n---\n".join([FORWARD, policy("parent: {name: gone}")])
     resources = load_text(text, "config.yaml")
-    made = compile_config(resources, Catalog(), Defaults())
+    made = compile_valid(resources, Catalog(), Defaults())
     (found,) = [each for each in status_warnings(resources, made) if each.code == "InvalidParent"]
     assert found.field_path == "spec.parent"
     assert "parent:" in text.splitlines()[found.line - 1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 from egressproxy.model.published_object import Key
 from tests.config.compile.kit import FORWARD, REVERSE
+from tests.support.compiling import compile_valid
 
 BACKEND = """
 apiVersion: egressproxy.io/v1alpha1
@@ -47,7 +47,7 @@ spec:
 
 def wanted(*manifests: str) -> set[Key]:
     resources = load_text("\n---\n".join(manifests))
-    compile_config(resources, Catalog(), Defaults(("127.0.0.1",)))
+    compile_valid(resources, Catalog(), Defaults(("127.0.0.1",)))
     return resources.wanted
 
 

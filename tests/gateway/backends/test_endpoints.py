@@ -180,7 +180,7 @@ def test_an_idle_connection_that_the_server_closed_says_nothing_about_the_endpoi
 
 
 def healths(talk: Conversation) -> dict[str, HealthState]:
-    found = [each.watched for each in talk.snapshot.clusters.values() if each.watched is not None]
+    found = [each.host_set for each in talk.snapshot.clusters.values() if each.host_set is not None]
     return {health.address: health.state for endpoints in found for health in endpoints.healths()}
 
 
@@ -204,9 +204,9 @@ def eject(talk: Conversation, address: str) -> None:
     """Two failures at this endpoint."""
     for cluster in talk.snapshot.clusters.values():
         for target in cluster.targets.known.values():
-            if target.host == address and target.watch is not None:
+            if target.host == address and target.monitor is not None:
                 for _ in range(2):
-                    target.watch.answered(target, f"{address}:8080", 500)
+                    target.monitor.answered(target, f"{address}:8080", 500)
 
 
 def test_health_outlives_a_reload_that_adds_an_endpoint_and_not_one_that_changes_the_policy(converse: Start):

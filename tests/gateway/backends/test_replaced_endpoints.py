@@ -86,7 +86,7 @@ def test_watched_endpoints_are_those_that_are_there(converse: Start):
     assert lead_to(talk, TWO, THREE)
     assert asked(talk, 4) == {TWO, THREE}
     (cluster,) = talk.snapshot.clusters.values()
-    assert {health.address for health in cluster.watched.healths()} == {f"{TWO}:8080", f"{THREE}:8080"}
+    assert {health.address for health in cluster.host_set.healths()} == {f"{TWO}:8080", f"{THREE}:8080"}
 
 
 def test_an_address_that_a_deny_closes_asks_for_a_whole_configuration(converse: Start):

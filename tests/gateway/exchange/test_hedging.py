@@ -182,8 +182,8 @@ def test_hedges_count_in_the_parallel_retries_of_the_circuit_breaker(converse: S
     hedge >> OK
     talk.client << OK_PASSED
     assert first.is_gone
-    watched = [each.watched for each in talk.snapshot.clusters.values() if each.watched is not None]
-    assert [each.retries for each in watched] == [0]
+    host_sets = [each.host_set for each in talk.snapshot.clusters.values() if each.host_set is not None]
+    assert [each.retries for each in host_sets] == [0]
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -213,8 +213,8 @@ def test_the_loser_has_not_failed(converse: Start):
         peers = [asked(talk)[1], asked(talk)[1]]
         peers[1] >> b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"
         talk.client.take(rb"HTTP/1.1 200 .*?hi")
-    watched = [each.watched for each in talk.snapshot.clusters.values() if each.watched is not None]
-    states = [health.state.value for each in watched for health in each.healths()]
+    host_sets = [each.host_set for each in talk.snapshot.clusters.values() if each.host_set is not None]
+    states = [health.state.value for each in host_sets for health in each.healths()]
     assert states == ["healthy", "healthy"]
 
 

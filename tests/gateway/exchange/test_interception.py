@@ -55,7 +55,7 @@ def opening(*more: m.Manifest, allow: tuple[str, ...] = ("a.example",), **sectio
 def start(converse: Start, objects: list[m.Manifest] | None = None) -> Conversation:
     talk = converse(opening() if objects is None else objects)
     talk.counts_octets = False
-    leaves = talk.ports[0].state.port.first.certificate_cache
+    leaves = talk.ports[0].state.port.first.certificate_caches
     assert leaves is not None
     found = leaves.match("a.example")
     assert found is not None
@@ -334,9 +334,9 @@ def test_a_handshake_has_its_time(converse: Start, monkeypatch: pytest.MonkeyPat
 def test_a_tunnel_goes_on_behind_a_reload_and_new_ones_are_opaque_without_the_section(converse: Start):
     talk = start(converse)
     tls = inside(talk)
-    before = talk.ports[0].state.port.first.certificate_cache
+    before = talk.ports[0].state.port.first.certificate_caches
     talk.reload(opening(m.backend("other", "c.example", 80)))
-    after = talk.ports[0].state.port.first.certificate_cache
+    after = talk.ports[0].state.port.first.certificate_caches
     assert before is not None
     assert after is not None
     assert after.match("a.example") is before.match("a.example"), "an equal CA keeps its leaves"

@@ -395,8 +395,8 @@ def test_tunnels_are_opened_for_the_subjects_of_a_policy_alone(converse: Start):
     talk.origin << hello
     talk.client.resets()
     (variant,) = talk.ports[0].state.port.first.variants or ()
-    assert variant.certificate_cache is not None
-    leaves = variant.certificate_cache.match("a.example")
+    assert variant.certificate_caches is not None
+    leaves = variant.certificate_caches.match("a.example")
     assert leaves is not None
     talk.run(leaves.context("a.example"))  # minted already, so that nothing waits for a thread
     talk.client = talk.connect()

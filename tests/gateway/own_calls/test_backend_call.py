@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.errors import Reason
@@ -24,6 +23,7 @@ from egressproxy.ir.route import WeightedBackend
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, reverse
 from tests.support import manifests as m
+from tests.support.compiling import compile_valid
 from tests.support.conversation import Conversation, compiled_spec, scripted_filter, scripted_type
 from tests.support.manifests import Manifest
 
@@ -307,7 +307,7 @@ def test_a_python_filter_calls_the_backends_that_it_lists(converse: Start, tmp_p
     config = {"path": "judge.py", "backends": [JUDGE]}
     asking = {"name": "judge", "type": "egressproxy.io/Python:v1", "phase": "request-headers", "config": config}
     manifests = reverse(objects=(m.backend("judge", "judge.example", 9000),), extensions=[asking])
-    spec = compile_config(
+    spec = compile_valid(
         load_text(yaml.safe_dump_all(manifests), str(tmp_path / "all.yaml")), Catalog(), Defaults()
     ).spec
     talk = converse(spec)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import ResourceSet, load_text
 from egressproxy.config.reading.problems import ConfigError, Problem
@@ -32,6 +31,7 @@ from egressproxy.kubeapi.write.write import (
 from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import shown
 from tests.config.compile.kit import FORWARD, policy
+from tests.support.compiling import compile_valid
 
 
 def write(verb: Verb, name: str = "a", body: dict[str, object] | None = None, **more: Any) -> Write:
@@ -221,7 +221,7 @@ WRITE = Write(Verb.CREATE, "egressproxy.io", "v1alpha1", "EgressPolicy", "egress
 def written(*manifests: str, text: str = "text", warnings: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The warnings of a write of the first EgressPolicy of these."""
     resources = load_text("\n---\n".join(manifests), "config.yaml")
-    made = compile_config(resources, Catalog(), Defaults())
+    made = compile_valid(resources, Catalog(), Defaults())
     change = AppliedWrite(WRITE, resources, resources.of(EgressPolicy)[0], text, Path("file"), warnings=warnings)
     return with_warnings(change, made).warnings
 

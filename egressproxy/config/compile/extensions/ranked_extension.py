@@ -14,11 +14,11 @@ ROUTE_LEVEL = 1
 #: Phases that run for one backend, once per attempt; whatever is declared on a Backend runs in one of these.
 _OF_BACKENDS: Final = frozenset({"connect", "backend-request", "backend-response"})
 #: What the phases of a client's exchange mean on a Backend: where they run there, and in which turn.
-_OWN_LEG: Final[Mapping[str | None, tuple[str, int]]] = {
+_ON_BACKENDS: Final[Mapping[str | None, tuple[str, int]]] = {
     "request-headers": ("backend-request", -1),
     "response-headers": ("backend-response", 1),
 }
-#: Those of its own leg are there, too.
+#: Those of its own backend are there, too.
 _BODIES: Final = frozenset({"request-body", "response-body"})
 
 
@@ -61,13 +61,13 @@ def ordered(placed: Iterable[RankedExtension]) -> tuple[ExtensionIR, ...]:
 
 def chosen_phase(extension: Extension, name: str, possible: frozenset[str], level: int) -> ChosenPhase:
     """The phase of an extension, of a type called `name` that runs in the `possible` ones, declared at this level. On
-    a Backend they are those of its own leg: its request-headers are the head as it goes there. Raises ImpossiblePhase.
+    a Backend they are the backend's phases: request-headers is the head that goes there. Raises ImpossiblePhase.
     """
     phase: str | None = extension.phase
     if level == BACKEND_LEVEL:
         possible &= _OF_BACKENDS | _BODIES
-        if phase in _OWN_LEG and _OWN_LEG[phase][0] in possible:
-            return ChosenPhase(*_OWN_LEG[phase])
+        if phase in _ON_BACKENDS and _ON_BACKENDS[phase][0] in possible:
+            return ChosenPhase(*_ON_BACKENDS[phase])
         if phase is None and isinstance(extension, WorkingGroupExtension) and "backend-request" in possible:
             phase = "backend-request"
     if phase is None and len(possible) == 1:

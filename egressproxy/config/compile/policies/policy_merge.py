@@ -6,7 +6,7 @@
 * Restrictions (deny, allow, addresses, TLS floor, regions, limits): they add up; nothing more specific lifts them
   (`restrictions`).
 
-What is written and cannot be enforced closes the place (`Merged.blockers`) wherever leaving it out would let more pass:
+What is written and cannot be enforced closes the place (`unenforceable`) wherever leaving it out would let more pass:
 
 * `identity` on a route or Backend, or for some clients only (`subjects`): the place is closed, since clients would not
   be checked. So it is with DNS servers of which none has an address, and with `destinations.allow` on a route or

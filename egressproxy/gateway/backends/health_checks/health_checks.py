@@ -63,8 +63,8 @@ class HealthChecks:
         check = self.spec.resilience.check
         assert check is not None
         for target in self._endpoints.targets.known.values():
-            if isinstance(target.watch, EndpointMonitor):
-                self._add(check, target.watch.health, target)
+            if isinstance(target.monitor, EndpointMonitor):
+                self._add(check, target.monitor.health, target)
         if self._endpoints.named is not None:
             self._look = Deadline(self._network.wheel, self._resolve)
             self._resolve()
@@ -103,13 +103,13 @@ class HealthChecks:
             error.__traceback__ = None
             return
         target = self._endpoints.named
-        if target is None or not isinstance(target.watch, HostnameMonitor):
+        if target is None or not isinstance(target.monitor, HostnameMonitor):
             return
-        target.watch.learn(target, addresses)
+        target.monitor.learn(target, addresses)
         known = {address_text(str(address), backend.port): address for address in addresses}
-        for gone in [text for text in self._checks if text not in target.watch.known]:
+        for gone in [text for text in self._checks if text not in target.monitor.known]:
             self._checks.pop(gone).close()
-        for text, health in target.watch.known.items():
+        for text, health in target.monitor.known.items():
             if text not in self._checks and text in known:
                 only = known[text]
                 self._add(check, health, DialTarget(backend.hostname, backend.port, backend.tls, only=only))

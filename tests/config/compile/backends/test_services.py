@@ -4,7 +4,6 @@ from ipaddress import ip_address
 
 import pytest
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import load_text
@@ -12,6 +11,7 @@ from egressproxy.config.reading.problems import Severity
 from egressproxy.filters.catalog import Catalog
 from egressproxy.ir.backend import BackendIR, EndpointAddress, Protocol
 from tests.config.compile.kit import REVERSE, compiled, of_route, rule
+from tests.support.compiling import compile_valid
 
 ROUTE = """
 apiVersion: gateway.networking.k8s.io/v1
@@ -76,7 +76,7 @@ def test_a_service_without_endpoints_is_a_valid_reference():
 def test_a_service_that_no_slice_belongs_to_is_warned_of_once_and_one_with_an_empty_slice_is_not():
     def warned(*manifests: str) -> list[tuple[Severity, str, str, str]]:
         resources = load_text("\n---\n".join(manifests), "config.yaml")
-        found = all_warnings(resources, compile_config(resources, Catalog(), Defaults()))
+        found = all_warnings(resources, compile_valid(resources, Catalog(), Defaults()))
         return [(each.severity, each.code, each.object, each.remedy) for each in found if each.code != "Insecure"]
 
     second = ROUTE.replace("{name: route}", "{name: second}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 from egressproxy.ir.route import WeightedBackend
 from tests.config.compile.kit import PLAIN, REVERSE, ROUTE
+from tests.support.compiling import compile_valid
 from tests.support.conversation import scripted_type
 
 OTHER = """
@@ -44,7 +44,7 @@ spec:
 def compiled(*texts: str) -> tuple[WeightedBackend | None, dict[str, object]]:
     """The backend that the filter of the route's rule calls, and the conditions of the policy by type."""
     catalog = Catalog((scripted_type({}),))
-    made = compile_config(load_text("---".join(texts), "test.yaml"), catalog, Defaults())
+    made = compile_valid(load_text("---".join(texts), "test.yaml"), catalog, Defaults())
     (rule,) = made.spec.listeners[0].http_routes[0].rules
     (spec,) = rule.extensions
     callee = spec.calls[0][1]
@@ -101,7 +101,7 @@ spec:
     type: egressproxy.io/ModelPolicy:v1
     config: {routes: [{models: ["gpt-*"], backend: plain, exclude: [plian]}]}
 """
-    made = compile_config(load_text("---".join((REVERSE, PLAIN, ROUTE, said)), "test.yaml"), Catalog(), Defaults())
+    made = compile_valid(load_text("---".join((REVERSE, PLAIN, ROUTE, said)), "test.yaml"), Catalog(), Defaults())
     status = next(status for key, status in made.statuses.items() if key[1] == "EgressPolicy")
     (resolved,) = (each for each in status["ancestors"][0]["conditions"] if each["type"] == "ResolvedRefs")
     assert (resolved["status"], resolved["reason"]) == ("False", "BackendNotFound")

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.extensions.config_schema import MAX_FAULTS, ConfigSchemaChecker, SchemaError
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.filters.catalog import Catalog
 from tests.support import manifests as m
+from tests.support.compiling import compile_valid
 
 STAMP = {
     "type": "object",
@@ -212,7 +212,7 @@ def test_a_fault_is_told_at_its_field(kind: str, config: dict[str, Any], field: 
     extension = {"name": "e", "type": f"egressproxy.io/{kind}:v1", "phase": phase, "config": config}
     text = yaml.safe_dump_all([m.backend("b", "a.test", 443), m.policy(extensions=[extension])])
     with pytest.raises(ConfigError) as caught:
-        compile_config(load_text(text), Catalog(), Defaults())
+        compile_valid(load_text(text), Catalog(), Defaults())
     (problem,) = caught.value.problems
     assert problem.field_path == f"spec.extensions[0].config.{field}"
     assert problem.line
@@ -223,5 +223,5 @@ def test_it_is_told_at_its_line():
     extension = {"name": "e", "type": "egressproxy.io/PIIDetector:v1", "config": {"entities": entities}}
     text = yaml.safe_dump_all([m.policy(extensions=[{**extension, "phase": "request-headers"}])])
     with pytest.raises(ConfigError) as caught:
-        compile_config(load_text(text), Catalog(), Defaults())
+        compile_valid(load_text(text), Catalog(), Defaults())
     assert "FOO" in text.splitlines()[caught.value.problems[0].line - 1]

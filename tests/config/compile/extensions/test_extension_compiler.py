@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError
@@ -26,6 +25,7 @@ from tests.config.compile.kit import (
     policy,
     rule,
 )
+from tests.support.compiling import compile_valid
 
 SECRET = "apiVersion: v1\nkind: Secret\nmetadata: {name: key}\nstringData: {token: sesame}"
 
@@ -76,13 +76,13 @@ def test_what_serves_is_given_the_config_validated():
 
 
 def test_the_folder_of_the_file_goes_with_the_extension(tmp_path):
-    from egressproxy.config.compile.compiler import compile_config
     from egressproxy.config.compile.interface import Defaults
     from egressproxy.config.reading.load import load
     from egressproxy.filters.catalog import Catalog
+    from tests.support.compiling import compile_valid
 
     (tmp_path / "all.yaml").write_text("\n---\n".join([REVERSE, ROUTE, SECRET, injector()]))
-    made = compile_config(load([tmp_path]), Catalog(), Defaults())
+    made = compile_valid(load([tmp_path]), Catalog(), Defaults())
     assert rule(made).backends[0].extensions[0].folder == str(tmp_path)
 
 
@@ -303,7 +303,7 @@ def test_what_leads_to_the_machine_is_for_manifests_and_not_for_the_api(config, 
     assert getattr(found.settings, field)
     text = "\n---\n".join([REVERSE, ROUTE, injecting(config)])
     with pytest.raises(ConfigError) as caught:
-        compile_config(load_text(text, "state.yaml", is_from_api=True), Catalog(), Defaults())
+        compile_valid(load_text(text, "state.yaml", is_from_api=True), Catalog(), Defaults())
     (problem,) = caught.value.problems
     assert problem.field_path == f"spec.extensions[0].config.{field}"
     assert "written through the API must not" in problem.message

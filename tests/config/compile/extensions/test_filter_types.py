@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet, load, load_text
@@ -14,6 +13,7 @@ from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.model.exchange import Exchange
 from tests.config.compile.kit import PLAIN, REVERSE, ROUTE, compiled, listener, of_object, of_policy, policy, rule
+from tests.support.compiling import compile_valid
 
 TYPE = "acme.example.com/Stamp:v1"
 SCHEMA = "{type: object, additionalProperties: false, required: [team], properties: {team: {type: string}}}"
@@ -55,7 +55,7 @@ def of_type(made: Compiled, condition: str = "Accepted", name: str = "stamp") ->
 def test_a_type_of_a_file_runs_with_the_config_that_its_schema_admits(tmp_path):
     (tmp_path / "stamp.py").write_text(FILE)
     (tmp_path / "all.yaml").write_text("\n---\n".join([REVERSE, PLAIN, ROUTE, filter_type(), used()]))
-    made = compile_config(load([tmp_path]), Catalog(), Defaults())
+    made = compile_valid(load([tmp_path]), Catalog(), Defaults())
     assert of_type(made)[:2] == ("True", "Accepted")
     (spec,) = rule(made).extensions
     assert (spec.type, spec.folder) == (TYPE, str(tmp_path))
@@ -70,7 +70,7 @@ def test_the_file_is_looked_for_beside_the_filter_type_and_not_beside_what_uses_
     (tmp_path / "types" / "stamp.py").write_text(FILE)
     (tmp_path / "types" / "type.yaml").write_text(filter_type())
     (tmp_path / "all.yaml").write_text("\n---\n".join([REVERSE, PLAIN, ROUTE, used()]))
-    made = compile_config(load([tmp_path, tmp_path / "types"]), Catalog(), Defaults())
+    made = compile_valid(load([tmp_path, tmp_path / "types"]), Catalog(), Defaults())
     (spec,) = rule(made).extensions
     assert spec.folder == str(tmp_path / "types")
     FilterInstances(Catalog()).place(spec)
@@ -156,7 +156,7 @@ def test_what_is_not_accepted_is_told_at_the_line_of_its_field(tmp_path, source,
     (tmp_path / "type.yaml").write_text(source)
     read = load([tmp_path])
     found = [
-        each for each in all_warnings(read, compile_config(read, Catalog(), Defaults())) if "Accepted" in each.message
+        each for each in all_warnings(read, compile_valid(read, Catalog(), Defaults())) if "Accepted" in each.message
     ]
     lines = [number for number, line in enumerate(source.splitlines(), 1) if line.strip().startswith(written)]
     assert [each.line for each in found] == lines
@@ -164,7 +164,7 @@ def test_what_is_not_accepted_is_told_at_the_line_of_its_field(tmp_path, source,
 
 def test_a_file_that_is_not_there_is_told_as_that_of_a_filter_type(tmp_path):
     (tmp_path / "all.yaml").write_text("\n---\n".join([REVERSE, PLAIN, ROUTE, filter_type(), used()]))
-    (spec,) = rule(compile_config(load([tmp_path]), Catalog(), Defaults())).extensions
+    (spec,) = rule(compile_valid(load([tmp_path]), Catalog(), Defaults())).extensions
     with pytest.raises(FilterBuildError, match=r"which a FilterType makes known\): stamp.py: there is no such file"):
         FilterInstances(Catalog()).place(spec)
 
@@ -191,7 +191,7 @@ def test_of_two_definitions_of_one_type_the_older_wins_and_status_tells():
 
 def both(files: str, api: str) -> Compiled:
     read = (*load_text(files, "config.yaml").objects, *load_text(api, "state.yaml", is_from_api=True).objects)
-    return compile_config(ResourceSet(read), Catalog(), Defaults())
+    return compile_valid(ResourceSet(read), Catalog(), Defaults())
 
 
 def test_no_object_of_the_api_names_a_file():
@@ -444,7 +444,7 @@ def test_a_file_has_the_secrets_and_backends_that_its_filter_type_names(tmp_path
     settings = f"settings: {{secrets: [{{name: sign, key: key, namespace: keys}}], backends: [{backend}]}}"
     source = filter_type(source=f"python: {{path: stamp.py, {settings}}}")
     (tmp_path / "all.yaml").write_text("\n---\n".join([REVERSE, PLAIN, ROUTE, secret, source, used()]))
-    made = compile_config(load([tmp_path]), Catalog(), Defaults())
+    made = compile_valid(load([tmp_path]), Catalog(), Defaults())
     assert of_type(made)[0] == "True"
     (spec,) = rule(made).extensions
     assert [value.reveal() for _, value in spec.secrets] == [b"sesame"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.config.compile.compiler import compile_rest
+from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.reading.cluster_objects import cluster_objects
 from egressproxy.config.reading.load import ResourceSet, load_text
@@ -101,7 +101,7 @@ def test_parameters_that_cannot_be_used_close_the_gateways_of_the_class(
 
 def test_a_config_map_that_is_not_there_is_asked_for():
     resources = load_text("\n---\n".join((FORWARD, gateway_class())), "config.yaml")
-    compile_rest(resources, Catalog(), Defaults())
+    compile_config(resources, Catalog(), Defaults())
     assert ("", "ConfigMap", "infra", "parameters") in resources.wanted
 
 
@@ -179,7 +179,7 @@ def of_cluster(*objects: dict[str, Any], permitted: tuple[str, ...] = ("infra",)
     files = load_text(own, "config.yaml").objects if own else ()
     packed = zlib.compress(b"\n".join(json.dumps(each).encode() for each in objects))
     resources = ResourceSet([*files, *cluster_objects(packed, lambda _problem: None, (), set())])
-    return compile_rest(resources, Catalog(), Defaults(gateway_namespaces=permitted))
+    return compile_config(resources, Catalog(), Defaults(gateway_namespaces=permitted))
 
 
 def gateway(namespace: str, port: int, **more: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.reading.load import load_text
@@ -22,6 +21,7 @@ from tests.config.compile.kit import (
     said,
     status,
 )
+from tests.support.compiling import compile_valid
 
 OLDER = 'creationTimestamp: "2024-01-01T00:00:00Z"'
 YOUNGER = 'creationTimestamp: "2025-01-01T00:00:00Z"'
@@ -321,7 +321,7 @@ def test_a_policy_for_a_port_of_a_dynamic_backend_holds_there_and_at_no_other():
 )
 def test_what_is_not_done_where_it_is_written_is_said_and_warned_of(section: str, kind: str, name: str, said: str):
     resources = load_text("\n---\n".join((FORWARD, PLAIN, ROUTE, policy(section, kind, name))), "config.yaml")
-    made = compile_config(resources, Catalog(), Defaults())
+    made = compile_valid(resources, Catalog(), Defaults())
     assert said in of_policy(made, "Accepted")[2]
     assert any(
         said in each.message and each.object == "EgressPolicy default/policy"

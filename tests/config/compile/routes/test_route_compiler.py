@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
@@ -23,6 +22,7 @@ from tests.config.compile.kit import (
     rule,
     status,
 )
+from tests.support.compiling import compile_valid
 
 
 def with_rule(lines: str) -> str:
@@ -108,7 +108,7 @@ def test_a_rule_without_backends_has_none():
 def test_a_regular_expression_that_is_refused_drops_its_rule_alone():
     text = with_rule("matches: [{path: {type: RegularExpression, value: '('}}]") + f"  - backendRefs: [{REF}]\n"
     resources = load_text("\n---\n".join([REVERSE, PLAIN, text]))
-    made = compile_config(resources, Catalog(), Defaults(check_pattern=compile_pattern))
+    made = compile_valid(resources, Catalog(), Defaults(check_pattern=compile_pattern))
     assert len(route(made).rules) == 1
     assert of_route(made, "PartiallyInvalid")[0] == "True"
     message = of_route(made, "PartiallyInvalid")[2]
@@ -145,7 +145,7 @@ def test_the_data_plane_says_which_expressions_it_refuses():
 
     text = with_rule("matches: [{headers: [{name: a, type: RegularExpression, value: 'x+'}]}]")
     resources = load_text("\n---\n".join([REVERSE, PLAIN, text]))
-    made = compile_config(resources, Catalog(), Defaults(check_pattern=refuse))
+    made = compile_valid(resources, Catalog(), Defaults(check_pattern=refuse))
     assert listener(made).http_routes == ()
     assert "x+ is too slow" in of_route(made, "Accepted")[2]
 
@@ -291,7 +291,7 @@ spec:
   - {name: good, matches: [{method: {service: a.B}}]}
 """
     resources = load_text("\n---\n".join([REVERSE, text]))
-    made = compile_config(resources, Catalog(), Defaults(check_pattern=compile_pattern))
+    made = compile_valid(resources, Catalog(), Defaults(check_pattern=compile_pattern))
     assert of_route(made, "PartiallyInvalid", kind="GRPCRoute")[0] == "True"
     assert [rule.name for rule in route(made).rules] == ["good"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.compile.status.status_warnings import all_warnings, status_warnings
 from egressproxy.config.reading.load import load_text
@@ -13,11 +12,12 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.routing.patterns import compile_pattern
 from tests.config.compile.kit import FORWARD, PLAIN, REVERSE, ROUTE, compiled, policy, rule
+from tests.support.compiling import compile_valid
 
 
 def found(*manifests: str) -> list[Problem]:
     resources = load_text("\n---\n".join(manifests), "config.yaml")
-    return list(status_warnings(resources, compile_config(resources, Catalog(), Defaults())))
+    return list(status_warnings(resources, compile_valid(resources, Catalog(), Defaults())))
 
 
 def test_what_is_well_is_not_mentioned():
@@ -110,7 +110,7 @@ def test_an_expression_that_is_refused_is_placed_where_it_stands():
     added = "  rules:\n  - matches:\n    - path: {type: RegularExpression, value: '(?=a)b'}\n"
     text = "\n---\n".join([FORWARD, ROUTE.replace("  rules:\n", added)])
     resources = load_text(text, "config.yaml")
-    made = compile_config(resources, Catalog(), Defaults(check_pattern=compile_pattern))
+    made = compile_valid(resources, Catalog(), Defaults(check_pattern=compile_pattern))
     (warning,) = [each for each in status_warnings(resources, made) if "(?=a)b" in each.message]
     assert warning.field_path == "spec.rules[0].matches[0].path.value"
     assert "(?=a)b" in text.splitlines()[warning.line - 1]
