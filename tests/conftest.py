@@ -103,14 +103,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure() -> None:
     """Connections take no step that is not in the table of their states."""
-    states.check(sockets.SocketTransport, states.tables(sockets)[0])
-    states.check(tls.TlsStream, states.tables(tls)[0])
-    states.check(RequestConnection, states.tables(connection_states)[0])
-    states.check(RequestStream, states.tables(stream_states)[0])
+    states.check(sockets.SocketTransport, sockets.SocketState, states.tables(sockets)[0])
+    states.check(tls.TlsStream, tls.TlsState, states.tables(tls)[0])
+    states.check(RequestConnection, connection_states.DownstreamState, states.tables(connection_states)[0])
+    states.check(RequestStream, stream_states.StreamState, states.tables(stream_states)[0])
     of_tunnels, of_ends = states.tables(tunnel)
-    states.check(tunnel.Tunnel, of_tunnels)
-    states.check(SocketEnd, of_ends)
-    states.check(TransportEnd, of_ends)
+    states.check(tunnel.Tunnel, tunnel.TunnelState, of_tunnels)
+    states.check(SocketEnd, tunnel.EndState, of_ends)
+    states.check(TransportEnd, tunnel.EndState, of_ends)
 
 
 @pytest.hookimpl(trylast=True)

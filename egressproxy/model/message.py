@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from enum import IntEnum
 from typing import Final
 
 from egressproxy.model.authority import Authority
 from egressproxy.model.fields import Fields
+from egressproxy.model.states import state_name
 
 #: How a body ends: a byte count of 0 or more, or one of the two below.
 BodyLength = int
@@ -15,16 +15,13 @@ CHUNKED: Final[BodyLength] = -1
 UNTIL_CLOSE: Final[BodyLength] = -2
 
 
-class TargetForm(IntEnum):
+class TargetForm:
     """RFC 9112 section 3.2."""
 
-    ORIGIN = 1
-    ABSOLUTE = 2
-    AUTHORITY = 3
-    ASTERISK = 4
-
-
-_ORIGIN: Final = TargetForm.ORIGIN  # a member looked up on its class costs 60 ns more
+    ORIGIN: Final = 1
+    ABSOLUTE: Final = 2
+    AUTHORITY: Final = 3
+    ASTERISK: Final = 4
 
 
 class Hop:
@@ -93,7 +90,7 @@ class RequestHead:
         self.method = method
         self.target = target
         self.fields = fields
-        self.form = _ORIGIN
+        self.form = TargetForm.ORIGIN
         self.scheme = b""
         self.host = hop.host
         self.authority = hop.authority
@@ -139,7 +136,7 @@ class RequestHead:
         self.path = self.target = self.path.partition(b"?")[0]
 
     def __repr__(self) -> str:
-        return f"RequestHead({self.method.decode('latin-1')}, {self.form.name}, body={self.body})"
+        return f"RequestHead({self.method.decode('latin-1')}, {state_name(TargetForm, self.form)}, body={self.body})"
 
 
 class ResponseHead:

@@ -39,9 +39,9 @@ import asyncio
 import select
 from collections.abc import Iterable
 from contextlib import suppress
-from enum import Enum, auto
 from typing import Any, ClassVar, Final
 
+from egressproxy.model.states import state_name
 from egressproxy.net.poller import ENDED, READABLE, Poller
 from egressproxy.net.watched_socket import (
     NOT_WATCHED,
@@ -67,14 +67,14 @@ END_FOLLOWS: Final = select.EPOLLRDHUP | ENDED
 _GONE_PROTOCOL: Final = asyncio.Protocol()
 
 
-class SocketState(Enum):
-    OPEN = auto()
-    PEER_ENDED = auto()
-    ENDED = auto()
-    BOTH_ENDED = auto()
-    CLOSING = auto()
-    CLOSED = auto()
-    GONE = auto()
+class SocketState:
+    OPEN: Final = 0
+    PEER_ENDED: Final = 1
+    ENDED: Final = 2
+    BOTH_ENDED: Final = 3
+    CLOSING: Final = 4
+    CLOSED: Final = 5
+    GONE: Final = 6
 
 
 _READS: Final = (SocketState.OPEN, SocketState.ENDED)
@@ -157,7 +157,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         if not events & READABLE_OR_ENDED or self._state in _OVER:
             return
         if not self.is_reading():
-            self.look_away(0 if self._state is SocketState.CLOSING else events, is_at_end=self._state in _HAS_PEER_END)
+            self.look_away(0 if self._state == SocketState.CLOSING else events, is_at_end=self._state in _HAS_PEER_END)
             return
         while True:
             try:
@@ -185,7 +185,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._break(error)
 
     def _end_of_input(self) -> None:
-        self._state = SocketState.PEER_ENDED if self._state is SocketState.OPEN else SocketState.BOTH_ENDED
+        self._state = SocketState.PEER_ENDED if self._state == SocketState.OPEN else SocketState.BOTH_ENDED
         if not self._protocol.eof_received():
             self.close()
         elif self._state not in _OVER:
@@ -266,7 +266,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     def all_sent(self) -> None:
         """Finish closing, or end our side, now that the queue is empty."""
-        if self._state is SocketState.CLOSING:
+        if self._state == SocketState.CLOSING:
             self._finish()
             return
         self.watch()
@@ -290,14 +290,14 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
     def write_eof(self) -> None:
         if self._state not in _WRITES:
             return
-        self._state = SocketState.ENDED if self._state is SocketState.OPEN else SocketState.BOTH_ENDED
+        self._state = SocketState.ENDED if self._state == SocketState.OPEN else SocketState.BOTH_ENDED
         if self.unsent is None:
             self.shut_down()
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def is_closing(self) -> bool:
         # The usual answer comes first: this is asked often.
-        return self._state is not SocketState.OPEN and self._state in _IS_CLOSING
+        return self._state != SocketState.OPEN and self._state in _IS_CLOSING
 
     def close(self) -> None:
         if self._state in _IS_CLOSING:
@@ -359,7 +359,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """`socket`, `peername` and `sockname`; after the end only a `peername` that was known before."""
-        is_gone = self._state is SocketState.GONE
+        is_gone = self._state == SocketState.GONE
         if name == "peername":
             if self._peer is None and not is_gone:
                 with suppress(OSError):
@@ -375,4 +375,5 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         return default
 
     def __repr__(self) -> str:
-        return f"SocketTransport({self._state.name.lower()}, {self.get_write_buffer_size()} bytes unsent)"
+        state = state_name(SocketState, self._state).lower()
+        return f"SocketTransport({state}, {self.get_write_buffer_size()} bytes unsent)"

@@ -40,9 +40,9 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from enum import Enum, auto
 from typing import Any, ClassVar, Final, cast
 
+from egressproxy.model.states import state_name
 from egressproxy.net.tls_failures import TLS_EXPECTATION, TlsExpectation, TlsTruncated, is_eof
 from egressproxy.net.tls_resumption import TlsResumption
 
@@ -55,18 +55,18 @@ MAX_PLAINTEXT: Final = 16384
 UNBOUNDED: Final = (1 << 62) - 1  # compiled code has no quicker number that is larger
 
 
-class TlsState(Enum):
+class TlsState:
     """See the table above. In FAILED and CLOSED nothing is delivered or sent any more."""
 
-    HANDSHAKE = auto()
-    JOINING = auto()
-    OPEN = auto()
-    PEER_ENDED = auto()
-    ENDING = auto()
-    ENDED = auto()
-    BOTH_ENDED = auto()
-    FAILED = auto()
-    CLOSED = auto()
+    HANDSHAKE: Final = 0
+    JOINING: Final = 1
+    OPEN: Final = 2
+    PEER_ENDED: Final = 3
+    ENDING: Final = 4
+    ENDED: Final = 5
+    BOTH_ENDED: Final = 6
+    FAILED: Final = 7
+    CLOSED: Final = 8
 
 
 _READS: Final = (TlsState.OPEN, TlsState.ENDING, TlsState.ENDED)
@@ -154,7 +154,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._in.write(data)
         if self._state in _READS:
             self._pump()
-        elif self._state is TlsState.HANDSHAKE:
+        elif self._state == TlsState.HANDSHAKE:
             self._handshake()
 
     def eof_received(self) -> bool:
@@ -163,7 +163,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._in.write_eof()
         if self._state in _READS:
             self._pump()
-        elif self._state is TlsState.HANDSHAKE:
+        elif self._state == TlsState.HANDSHAKE:
             self._handshake()
         # A paused reader still has records to come: whether the end is clean shows when they are read.
         return self._state in _HAS_PEER_END or (self._is_paused and self._state in _READS)
@@ -234,10 +234,10 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def write_eof(self) -> None:
         """Half-close: send close_notify, and go on reading (RFC 8446 section 6.1)."""
-        if self._state is TlsState.PEER_ENDED:
+        if self._state == TlsState.PEER_ENDED:
             self._state = TlsState.BOTH_ENDED
             self._send_close_notify()
-        elif self._state is TlsState.OPEN:
+        elif self._state == TlsState.OPEN:
             if self._in.pending:
                 self._state = TlsState.ENDING  # OpenSSL drops records that it finds unread when it shuts down
             else:
@@ -246,7 +246,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def close(self) -> None:
         """Send close_notify, then close the transport when all is written. `connection_lost(None)` follows."""
-        if self._state is TlsState.HANDSHAKE:
+        if self._state == TlsState.HANDSHAKE:
             self.abort()
         elif self._state not in _OVER:
             if self._state not in _HAS_OUR_END:
@@ -264,7 +264,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def abort_handshake(self) -> None:
         """End a handshake that took too long: `on_handshake` gets TimeoutError. Does nothing after the handshake."""
-        if self._state is TlsState.HANDSHAKE:
+        if self._state == TlsState.HANDSHAKE:
             self.abort()
             self._report(TimeoutError("the TLS handshake took too long"))
 
@@ -273,7 +273,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         return self._inner is _GONE_PROTOCOL
 
     def is_closing(self) -> bool:
-        return (self._state is not TlsState.OPEN and self._state in _OVER) or self._transport.is_closing()
+        return (self._state != TlsState.OPEN and self._state in _OVER) or self._transport.is_closing()
 
     def pause_reading(self) -> None:
         """Deliver no more plaintext. At most one read of the transport below is buffered, as ciphertext."""
@@ -388,13 +388,13 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                 break
         if self._out.pending:
             self._flush()  # an answer to KeyUpdate or a refused renegotiation
-        if self._state is TlsState.ENDING and not incoming.pending:
+        if self._state == TlsState.ENDING and not incoming.pending:
             self._state = TlsState.ENDED
             self._send_close_notify()
 
     def _peer_closed(self) -> None:
-        was, self._state = self._state, TlsState.PEER_ENDED if self._state is TlsState.OPEN else TlsState.BOTH_ENDED
-        if was is TlsState.ENDING:
+        was, self._state = self._state, TlsState.PEER_ENDED if self._state == TlsState.OPEN else TlsState.BOTH_ENDED
+        if was == TlsState.ENDING:
             self._send_close_notify()
         if not self._inner.eof_received():
             self.close()
@@ -423,7 +423,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._report(error)
 
     def __repr__(self) -> str:
-        return f"TlsStream({self._state.name.lower()}{', paused' if self._is_paused else ''})"
+        return f"TlsStream({state_name(TlsState, self._state).lower()}{', paused' if self._is_paused else ''})"
 
 
 OnHandshake = Callable[[TlsStream, Exception | None], None]

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from egressproxy.model.states import state_name
+
 Table = dict[tuple[str, str], str]
 
 #: Steps that were taken and are in no table; the hook in tests/conftest.py takes them out.
@@ -39,8 +41,9 @@ def tables(module: ModuleType) -> list[Table]:
 class _Checked:
     """In place of the slot `_state`."""
 
-    def __init__(self, slot: Any, table: Table) -> None:
+    def __init__(self, slot: Any, names: type, table: Table) -> None:
         self._slot = slot
+        self._names = names
         self._steps = {(state, following) for (state, _), following in table.items()}
 
     def __get__(self, one: Any, owner: type) -> Any:
@@ -51,14 +54,16 @@ class _Checked:
             before = self._slot.__get__(one, type(one))
         except AttributeError:
             before = state  # the first
-        if before is not state and (before.name, state.name) not in self._steps:
-            ILLEGAL.append(f"{type(one).__name__}: {before.name} -> {state.name}")
-            raise AssertionError(ILLEGAL[-1])
+        if before != state:
+            step = state_name(self._names, before), state_name(self._names, state)
+            if step not in self._steps:
+                ILLEGAL.append(f"{type(one).__name__}: {' -> '.join(step)}")
+                raise AssertionError(ILLEGAL[-1])
         self._slot.__set__(one, state)
 
 
-def check(owner: type, table: Table) -> None:
+def check(owner: type, names: type, table: Table) -> None:
     """From now on every step of this class has to be in the table."""
     slot = owner.__dict__["_state"]
     if not isinstance(slot, _Checked):
-        owner._state = _Checked(slot, table)  # type: ignore[attr-defined]
+        owner._state = _Checked(slot, names, table)  # type: ignore[attr-defined]

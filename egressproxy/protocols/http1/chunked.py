@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 from egressproxy.errors import Reason
@@ -77,11 +76,11 @@ MAX_KNOWN_LINE: Final = 8
 NO_TRAILERS: Final = EndOfMessage(None)
 
 
-class _Part(IntEnum):
-    SIZE = 0
-    DATA = 1
-    DATA_END = 2
-    TRAILERS = 3
+class _Part:
+    SIZE: Final = 0
+    DATA: Final = 1
+    DATA_END: Final = 2
+    TRAILERS: Final = 3
 
 
 def _remember(line: bytes, length: int) -> None:
@@ -125,7 +124,7 @@ class ChunkedDecoder:
         returned.
         """
         size = len(buffer)
-        if self._part is _Part.SIZE and type(buffer) is bytes:
+        if self._part == _Part.SIZE and type(buffer) is bytes:
             # One whole chunk and nothing else, of a size that was read before: an event of a stream.
             start = buffer.find(b"\n", at, at + MAX_KNOWN_LINE) + 1
             length = _lengths.get(buffer[at:start], 0) if start > at else 0
@@ -137,7 +136,7 @@ class ChunkedDecoder:
         try:
             while at < size:
                 part = self._part
-                if part is _Part.DATA:
+                if part == _Part.DATA:
                     end = min(at + self._left, size)
                     piece = buffer[at:end]
                     pieces.append(piece if type(piece) is bytes else bytes(piece))
@@ -145,7 +144,7 @@ class ChunkedDecoder:
                     at = end
                     if not self._left:
                         self._part = _Part.DATA_END
-                elif part is _Part.DATA_END:
+                elif part == _Part.DATA_END:
                     if buffer.startswith(b"\r\n", at):
                         at += 2
                         self._part = _Part.SIZE
@@ -153,7 +152,7 @@ class ChunkedDecoder:
                         break
                     else:
                         raise Malformed(Reason.BAD_FRAMING, "a chunk's data does not end where its size says")
-                elif part is _Part.SIZE:
+                elif part == _Part.SIZE:
                     line = None
                     if not self._scanned or self._may_be_finished(buffer, at):
                         line = _CHUNK_LINE.match(buffer, at, at + MAX_CHUNK_LINE)

@@ -77,12 +77,12 @@ class RequestReader(MessageReader[Hop]):
     @property
     def has_partial_head(self) -> bool:
         """Whether bytes of a head are buffered that `next` has not returned."""
-        return self._state is CodecState.HEAD and self._at < len(self._buffer)
+        return self._state == CodecState.HEAD and self._at < len(self._buffer)
 
     def next(self) -> RequestHead | bytes | EndOfMessage | None:
         """The next event, or None: feed more. Raises BadRequest, LimitExceeded (413, 414, 431), always with `close`."""
         try:
-            if self._state is CodecState.HEAD:
+            if self._state == CodecState.HEAD:
                 buffer = self._buffer
                 if self._at == len(buffer):
                     return None
@@ -156,9 +156,9 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
 
     def expect(self, method: bytes) -> None:
         """Announce the response to this method, which decides whether a body follows (RFC 9112 section 6.3)."""
-        if self._state is CodecState.BROKEN:
+        if self._state == CodecState.BROKEN:
             return
-        if self._at < len(self._buffer) or self._state is not CodecState.IDLE:
+        if self._at < len(self._buffer) or self._state != CodecState.IDLE:
             self._break(Reason.BAD_RESPONSE, "the upstream spoke before it was asked", RetrySafety.IF_REUSED)
             return
         self._method = method
@@ -178,15 +178,15 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         """
         event: ResponseHead | bytes | EndOfMessage | None = None
         try:
-            if self._state is CodecState.HEAD:
+            if self._state == CodecState.HEAD:
                 event = self._next_head()
-            elif self._state is CodecState.UNTIL_CLOSE:
+            elif self._state == CodecState.UNTIL_CLOSE:
                 event = self._take(len(self._buffer))
                 if event is None and self._eof:
                     self._state = CodecState.IDLE
                     return NO_TRAILERS
-            elif self._state is not CodecState.BROKEN:
-                if self._state is CodecState.IDLE:
+            elif self._state != CodecState.BROKEN:
+                if self._state == CodecState.IDLE:
                     return None
                 event = self._next_of_body()
         except Malformed as fault:
@@ -201,7 +201,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault where the upstream
         ended before it, or sent no chunk.
         """
-        has_begun = self._at < len(self._buffer) or (self._state is CodecState.UNTIL_CLOSE and bool(self._eof))
+        has_begun = self._at < len(self._buffer) or (self._state == CodecState.UNTIL_CLOSE and bool(self._eof))
         if self._chunks is not None:
             try:
                 has_begun = self._chunks.copy().decode(self._buffer, self._at)[0] is not None
@@ -218,7 +218,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
     @property
     def needs_more(self) -> bool:
         """Within a body of which nothing is left: `next` gives None until more is fed."""
-        return not self._buffer and self._eof is None and (self._state is CodecState.CHUNKED or self._left > 0)
+        return not self._buffer and self._eof is None and (self._state == CodecState.CHUNKED or self._left > 0)
 
     def settle_length(self) -> int:
         """The bytes of a chunked body of which the buffer holds all, and nothing behind it, trailers neither: from now
@@ -278,7 +278,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
 
     def _break_off(self) -> None:
         """The upstream has ended in the middle (RFC 9112 section 8)."""
-        if self._state is CodecState.HEAD and not self._is_started:
+        if self._state == CodecState.HEAD and not self._is_started:
             self._break(
                 Reason.UPSTREAM_CLOSED, "the upstream closed its connection without an answer", RetrySafety.IF_REUSED
             )

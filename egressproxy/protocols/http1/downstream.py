@@ -10,6 +10,7 @@ from typing import Final
 from egressproxy.errors import BadRequest, ClientGone, Reason
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.model.states import state_name
 from egressproxy.net.flow_control import reset
 from egressproxy.net.timers import NEVER, TICK_S, TimerWheel
 from egressproxy.protocols.http1.downstream_states import DownstreamState
@@ -66,7 +67,7 @@ class DownstreamConnection(RequestConnection):
         """Process the client's bytes, or buffer them; drop them while lingering."""
         self.bytes_in += len(data)
         self.heard_at = self.wheel.now
-        if self._state is DownstreamState.LINGERING:
+        if self._state == DownstreamState.LINGERING:
             if self.bytes_in > LINGER_SIZE:
                 self.transport.abort()
             return
@@ -87,7 +88,7 @@ class DownstreamConnection(RequestConnection):
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the exchange with ClientGone."""
-        if self._state is DownstreamState.LOST:
+        if self._state == DownstreamState.LOST:
             return
         self._state = DownstreamState.LOST
         self.reader.forget()
@@ -103,28 +104,28 @@ class DownstreamConnection(RequestConnection):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._state is DownstreamState.IDLE and not self._is_pumping:
+        if self._state == DownstreamState.IDLE and not self._is_pumping:
             self._pump()
 
     # --- for the exchange --------------------------------------------------------------------------------------
     @property
     def is_idle(self) -> bool:
         """Whether the client waits for no response: there is no request, or a tunnel waits for its first bytes."""
-        return self._state is DownstreamState.IDLE or self._state is DownstreamState.LISTENING
+        return self._state == DownstreamState.IDLE or self._state == DownstreamState.LISTENING
 
     @property
     def is_lost(self) -> bool:
-        return self._state is DownstreamState.LOST
+        return self._state == DownstreamState.LOST
 
     @property
     def may_have_left(self) -> bool:
         """Whether a client that ends its side now does so later than with its request, and has asked for no more. An
         empty line behind the request is nothing (RFC 9112 section 2.2).
         """
-        if self._state is DownstreamState.RESPONDING:
+        if self._state == DownstreamState.RESPONDING:
             has_asked_for_more = self.reader.first_byte not in b"\r\n"
         else:
-            has_asked_for_more = self._state is not DownstreamState.RECEIVING
+            has_asked_for_more = self._state != DownstreamState.RECEIVING
         return not has_asked_for_more and self.wheel.moment() - self.heard_at > HALF_CLOSE_S + TICK_S
 
     @property
@@ -163,7 +164,7 @@ class DownstreamConnection(RequestConnection):
         """The exchange is over, its last byte written. The next request follows when its coroutine ends."""
         self.sink = None
         self.feeder = None
-        if close or self._state is not DownstreamState.RESPONDING or (self.has_ended and self.is_last):
+        if close or self._state != DownstreamState.RESPONDING or (self.has_ended and self.is_last):
             self.close()
             return
         self._state = DownstreamState.IDLE
@@ -179,7 +180,7 @@ class DownstreamConnection(RequestConnection):
             return
         self.flush()
         self.unsent = self.transport.get_write_buffer_size()
-        is_silent = self.has_ended or (self._state is not DownstreamState.RECEIVING and not self.reader.buffered)
+        is_silent = self.has_ended or (self._state != DownstreamState.RECEIVING and not self.reader.buffered)
         if is_silent or not lingers or not self.transport.can_write_eof():
             self.deadline.after(LINGER_S * 5)  # a client that never reads its answer
             self._state = DownstreamState.CLOSING
@@ -193,7 +194,7 @@ class DownstreamConnection(RequestConnection):
 
     def abort(self) -> None:
         """Break the connection: what was sent is not a whole message, and must not look like one."""
-        if self._state is not DownstreamState.LOST:
+        if self._state != DownstreamState.LOST:
             self.flush()
             reset(self.transport)
 
@@ -215,7 +216,7 @@ class DownstreamConnection(RequestConnection):
     def _deadline_passed(self) -> None:
         if self._state in _SAYS_NO_MORE:
             self._linger_on()
-        elif self._state is not DownstreamState.IDLE:
+        elif self._state != DownstreamState.IDLE:
             self.handler.on_deadline(self)
         elif self.reader.has_partial_head:
             self.refuse(BadRequest(Reason.CLIENT_TIMEOUT, "the request head took too long", status=408))
@@ -232,4 +233,4 @@ class DownstreamConnection(RequestConnection):
             self.transport.abort()
 
     def __repr__(self) -> str:
-        return f"DownstreamConnection({self.client}, {self._state.name.lower()})"
+        return f"DownstreamConnection({self.client}, {state_name(DownstreamState, self._state).lower()})"

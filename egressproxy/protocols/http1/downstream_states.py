@@ -35,15 +35,15 @@ States, and what leads from one to the next; nothing else may happen:
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from typing import Final
 
 
-class DownstreamState(Enum):
-    IDLE = auto()
-    RECEIVING = auto()
-    RESPONDING = auto()
-    LISTENING = auto()
-    DETACHED = auto()
-    LINGERING = auto()
-    CLOSING = auto()
-    LOST = auto()
+class DownstreamState:
+    IDLE: Final = 0
+    RECEIVING: Final = 1
+    RESPONDING: Final = 2
+    LISTENING: Final = 3
+    DETACHED: Final = 4
+    LINGERING: Final = 5
+    CLOSING: Final = 6
+    LOST: Final = 7

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength
+from egressproxy.model.states import state_name
 from egressproxy.protocols.http1.chunked import NO_TRAILERS, ChunkedDecoder, EndOfMessage
 from egressproxy.protocols.http1.framing import BARE_CR_OR_LF, HopFields, Malformed
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED, NOWHERE, FieldSection, HeadGrammar
 
 
-class CodecState(IntEnum):
+class CodecState:
     """The next part that a reader expects."""
 
-    HEAD = 0
-    LENGTH = 1
-    CHUNKED = 2
-    UNTIL_CLOSE = 3
-    IDLE = 4  # responses: none is expected; also behind a 101 or a tunnel's 2xx
-    BROKEN = 5
+    HEAD: Final = 0
+    LENGTH: Final = 1
+    CHUNKED: Final = 2
+    UNTIL_CLOSE: Final = 3
+    IDLE: Final = 4  # responses: none is expected; also behind a 101 or a tunnel's 2xx
+    BROKEN: Final = 5
 
 
 H = TypeVar("H")  # Hop or ResponseHop
@@ -42,7 +42,7 @@ class MessageReader(Generic[H]):
 
     _hop: H
 
-    def __init__(self, grammar: HeadGrammar[H], state: CodecState) -> None:
+    def __init__(self, grammar: HeadGrammar[H], state: int) -> None:
         self._state = self._between = state  # also behind each message
         self._grammar = grammar
         self._place = grammar.new_place()
@@ -140,7 +140,7 @@ class MessageReader(Generic[H]):
         longer than `limit` bytes (-1: any length).
         """
         buffer, at = self._buffer, self._at
-        if self._state is not CodecState.LENGTH or len(buffer) - at != self._left or 0 <= limit < self._left:
+        if self._state != CodecState.LENGTH or len(buffer) - at != self._left or 0 <= limit < self._left:
             return None
         self._state = self._between
         self._left = self._at = self._scanned = 0
@@ -149,7 +149,7 @@ class MessageReader(Generic[H]):
 
     def _next_of_body(self) -> bytes | EndOfMessage | None:
         """The next event of a body whose length is known, or that is chunked."""
-        if self._state is CodecState.LENGTH:
+        if self._state == CodecState.LENGTH:
             if not self._left:
                 self._state = self._between
                 return NO_TRAILERS
@@ -278,7 +278,7 @@ class MessageReader(Generic[H]):
         return end
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._state.name}, buffered={self.buffered})"
+        return f"{type(self).__name__}({state_name(CodecState, self._state)}, buffered={self.buffered})"
 
 
 assert CHUNKED < 0 > UNTIL_CLOSE  # `if head.body` asks whether a body follows, whatever its framing

@@ -77,12 +77,12 @@ class RequestConnection(FlowControl):
     # --- for the exchange --------------------------------------------------------------------------------------
     @property
     def is_request_read(self) -> bool:
-        return self._state is not DownstreamState.RECEIVING
+        return self._state != DownstreamState.RECEIVING
 
     @property
     def awaits_bytes(self) -> bool:
         """Whether the exchange waits for bytes after the request: see `listen`."""
-        return self._state is DownstreamState.LISTENING
+        return self._state == DownstreamState.LISTENING
 
     @property
     def unread(self) -> int:
@@ -100,11 +100,11 @@ class RequestConnection(FlowControl):
         self.handler.on_request(self, head)
 
     def listen(self) -> None:
-        if self._state is DownstreamState.RESPONDING:
+        if self._state == DownstreamState.RESPONDING:
             self._state = DownstreamState.LISTENING
 
     def stop_listening(self) -> None:
-        if self._state is DownstreamState.LISTENING:
+        if self._state == DownstreamState.LISTENING:
             self._state = DownstreamState.RESPONDING
 
     @property
@@ -142,7 +142,7 @@ class RequestConnection(FlowControl):
         return trailers
 
     def _exchange_over(self) -> None:
-        if not self._is_pumping and self._state is DownstreamState.IDLE and (self.bytes_in or self.has_ended):
+        if not self._is_pumping and self._state == DownstreamState.IDLE and (self.bytes_in or self.has_ended):
             self._pump()
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -152,15 +152,15 @@ class RequestConnection(FlowControl):
         try:
             for _ in range(MAX_AT_ONCE):
                 state = self._state
-                if state is DownstreamState.IDLE:
+                if state == DownstreamState.IDLE:
                     if self.is_write_blocked or self.driver.is_busy:
                         break
-                elif state is DownstreamState.RESPONDING:
+                elif state == DownstreamState.RESPONDING:
                     break
-                elif state is DownstreamState.RECEIVING:
+                elif state == DownstreamState.RECEIVING:
                     if self.sink is None:
                         break
-                elif state is DownstreamState.LISTENING and (self.reader.buffered or self.has_ended):
+                elif state == DownstreamState.LISTENING and (self.reader.buffered or self.has_ended):
                     self._state = DownstreamState.RESPONDING
                     self.driver.resume()
                     continue
@@ -170,7 +170,7 @@ class RequestConnection(FlowControl):
                 if event is None:
                     if self.has_ended:
                         self._input_is_over()
-                    elif state is DownstreamState.IDLE and self.bytes_in and self.reader.has_partial_head:
+                    elif state == DownstreamState.IDLE and self.bytes_in and self.reader.has_partial_head:
                         self._head_has_begun()
                     elif self.reader.open_line != self._line:
                         self._line_has_begun()
@@ -182,7 +182,7 @@ class RequestConnection(FlowControl):
                     self.sends_chunked = False
                     self.deadline.at = NEVER  # the exchange has a clock of its own
                     self.handler.on_request(self, event)
-                    if self._state is DownstreamState.IDLE and self.reader.buffered:
+                    if self._state == DownstreamState.IDLE and self.reader.buffered:
                         is_unfinished = True
                         break
                 elif type(event) is bytes:
@@ -216,7 +216,7 @@ class RequestConnection(FlowControl):
 
     def _input_is_over(self) -> None:
         """Handle the end of input with an incomplete message, or without one."""
-        if self._state is not DownstreamState.IDLE:
+        if self._state != DownstreamState.IDLE:
             self.driver.throw(ClientGone("the client ended in the middle of its request"))
         elif self.reader.has_partial_head:
             self.refuse(BadRequest(Reason.BAD_REQUEST_LINE, "the request is not complete"))
@@ -238,7 +238,7 @@ class RequestConnection(FlowControl):
             self._line_deadline.after(self.request_headers_s)
 
     def _line_is_late(self) -> None:
-        if self._state is not DownstreamState.RECEIVING or self._line < 0 or self.reader.open_line != self._line:
+        if self._state != DownstreamState.RECEIVING or self._line < 0 or self.reader.open_line != self._line:
             return
         if self.is_reading_paused and self._line_deadline is not None:  # it may be here
             self._line_deadline.after(self.request_headers_s)
@@ -248,7 +248,7 @@ class RequestConnection(FlowControl):
 
     def refuse(self, error: GatewayError) -> None:
         """Respond to input that is no request, or no rest of one."""
-        if self._state is not DownstreamState.IDLE:
+        if self._state != DownstreamState.IDLE:
             self.driver.throw(error)
         else:
             self._state = DownstreamState.RECEIVING

@@ -22,13 +22,13 @@ Source: RFC 9113 section 5.1.
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from typing import Final
 
 
-class StreamState(Enum):
-    RECEIVING = auto()
-    RESPONDING = auto()
-    LISTENING = auto()
-    DETACHED = auto()
-    FINISHING = auto()
-    LOST = auto()
+class StreamState:
+    RECEIVING: Final = 0
+    RESPONDING: Final = 1
+    LISTENING: Final = 2
+    DETACHED: Final = 3
+    FINISHING: Final = 4
+    LOST: Final = 5

@@ -90,7 +90,7 @@ class DownstreamStream(RequestStream):
     # --- for the exchange ----------------------------------------------------------------------------------------
     @property
     def is_lost(self) -> bool:
-        return self._state is StreamState.LOST
+        return self._state == StreamState.LOST
 
     @property
     def unsent_bytes(self) -> int:
@@ -172,9 +172,9 @@ class DownstreamStream(RequestStream):
         """The exchange is over: what is unsent goes out as the windows allow, what is unread is not wanted. A body
         that still comes is read for a moment, as in HTTP/1: curl before 8.0, for one, reads no answer behind a reset.
         """
-        if self._state is StreamState.DETACHED or self._state is StreamState.LOST:
+        if self._state == StreamState.DETACHED or self._state == StreamState.LOST:
             return
-        if self._state is StreamState.RECEIVING and self._reset_code is None:
+        if self._state == StreamState.RECEIVING and self._reset_code is None:
             self.body_limit = self.body_size + self._left if self._left >= 0 else -1  # from now on: what was announced
             self._left = LINGER_SIZE
         else:
@@ -193,9 +193,9 @@ class DownstreamStream(RequestStream):
             self.deadline.after(REST_S)
 
     def was_sent(self) -> None:
-        if self._state is StreamState.FINISHING:
+        if self._state == StreamState.FINISHING:
             self._look_whether_over()
-        elif self._state is StreamState.DETACHED and isinstance(self.transport, StreamTransport):
+        elif self._state == StreamState.DETACHED and isinstance(self.transport, StreamTransport):
             self.transport.all_sent()
 
     def _look_whether_over(self) -> None:
@@ -226,7 +226,7 @@ class DownstreamStream(RequestStream):
 
     def abort(self) -> None:
         """Break the stream off: what was sent is not a whole message, and must not look like one."""
-        if self._state is not StreamState.LOST:
+        if self._state != StreamState.LOST:
             self._state = StreamState.LOST
             self.deadline.close()
             self.reset(ErrorCodes.INTERNAL_ERROR)
@@ -238,7 +238,7 @@ class DownstreamStream(RequestStream):
     # --- the end ---------------------------------------------------------------------------------------------------
     def was_reset(self, code: int) -> None:
         """The client has given the stream up, or what it sent made us. Raises Flood."""
-        is_cut = self.driver.is_busy and self._state is not StreamState.FINISHING
+        is_cut = self.driver.is_busy and self._state != StreamState.FINISHING
         self._lose()
         if is_cut:
             self.downstream.gave_up()
@@ -252,13 +252,13 @@ class DownstreamStream(RequestStream):
         self.sink = None
         self.feeder = None
         self._pieces.clear()
-        if was is StreamState.DETACHED and isinstance(self.transport, StreamTransport):
+        if was == StreamState.DETACHED and isinstance(self.transport, StreamTransport):
             self.transport.lost(ConnectionResetError("the client has reset its stream"))
-        elif self.driver.is_busy and was is not StreamState.FINISHING:
+        elif self.driver.is_busy and was != StreamState.FINISHING:
             self.driver.throw(ClientGone())
 
     def _deadline_passed(self) -> None:
-        if self._state is not StreamState.FINISHING:
+        if self._state != StreamState.FINISHING:
             self.downstream.handler.on_deadline(self)
         elif self.has_sent_all:
             self._left = 0

@@ -53,24 +53,24 @@ class RequestStream(Http2Stream):
     # --- what comes ------------------------------------------------------------------------------------------------
     def take_data(self, data: bytes) -> None:
         state = self._state
-        if state is StreamState.DETACHED:
+        if state == StreamState.DETACHED:
             keep(self._pieces, data)
             self._deliver()
-        elif state is StreamState.LISTENING:
+        elif state == StreamState.LISTENING:
             keep(self._pieces, data)
             self._state = StreamState.RESPONDING
             self.driver.resume()
-        elif state is StreamState.RESPONDING:
+        elif state == StreamState.RESPONDING:
             if self._left == 0:
                 self._break("content, and a Content-Length of 0")
             else:
                 keep(self._pieces, data)  # behind a CONNECT: the tunnel's
-        elif state is StreamState.FINISHING:
+        elif state == StreamState.FINISHING:
             self.body_size += len(data)
             self._left -= len(data)
             if self._left <= 0:
                 self._look_whether_over()
-        elif state is StreamState.RECEIVING:
+        elif state == StreamState.RECEIVING:
             self.body_size += len(data)
             if self._left >= 0:
                 self._left -= len(data)
@@ -86,7 +86,7 @@ class RequestStream(Http2Stream):
                 self._hand_on(self.sink, data)
 
     def take_trailers(self, fields: FieldList) -> None:
-        if self._state is not StreamState.RECEIVING:
+        if self._state != StreamState.RECEIVING:
             return
         try:
             self._request_trailers = read_trailers(fields, self.connection.limits)
@@ -96,20 +96,20 @@ class RequestStream(Http2Stream):
     def take_end(self) -> None:
         self.is_whole = True
         state = self._state
-        if state is StreamState.RECEIVING:
+        if state == StreamState.RECEIVING:
             if self._left > 0 and self._reset_code is None:
                 self._break("less content than Content-Length says")
             elif not self._pieces:
                 self._end_request()
-        elif state is StreamState.LISTENING:
+        elif state == StreamState.LISTENING:
             self.has_ended = True
             self._state = StreamState.RESPONDING
             self.driver.resume()
-        elif state is StreamState.RESPONDING:
+        elif state == StreamState.RESPONDING:
             self.has_ended = self._left < 0
-        elif state is StreamState.DETACHED:
+        elif state == StreamState.DETACHED:
             self._deliver()
-        elif state is StreamState.FINISHING:
+        elif state == StreamState.FINISHING:
             if self._left > 0 and 0 <= self.body_limit != self.body_size:
                 self._reset_code = ErrorCodes.PROTOCOL_ERROR  # the answer was faster than the error
                 self.connection.stream_failed()
@@ -152,7 +152,7 @@ class RequestStream(Http2Stream):
         """Hand on what is here, as far as it is taken, and the end behind it."""
         pieces = self._pieces
         while pieces and not self.is_reading_paused:
-            if self._state is StreamState.DETACHED:
+            if self._state == StreamState.DETACHED:
                 assert isinstance(self.transport, StreamTransport)
                 self.transport.data_came(pieces.pop(0))
             elif self.sink is None:
@@ -164,12 +164,12 @@ class RequestStream(Http2Stream):
                 self._hand_on(self.sink, pieces.pop(0))
         if pieces or not self.is_whole or self.is_reading_paused:
             return
-        if self._state is StreamState.DETACHED:
+        if self._state == StreamState.DETACHED:
             assert isinstance(self.transport, StreamTransport)
             if not self.has_ended:
                 self.has_ended = True
                 self.transport.end_came()
-        elif self._state is StreamState.RECEIVING and self.sink is not None:
+        elif self._state == StreamState.RECEIVING and self.sink is not None:
             self._end_request()
 
     def resume_reading(self) -> None:
@@ -190,7 +190,7 @@ class RequestStream(Http2Stream):
     # --- for the exchange ------------------------------------------------------------------------------------------
     @property
     def is_request_read(self) -> bool:
-        return self._state is not StreamState.RECEIVING
+        return self._state != StreamState.RECEIVING
 
     @property
     def is_last(self) -> bool:
@@ -199,22 +199,22 @@ class RequestStream(Http2Stream):
 
     @property
     def awaits_bytes(self) -> bool:
-        return self._state is StreamState.LISTENING
+        return self._state == StreamState.LISTENING
 
     @property
     def unread(self) -> int:
-        return sum(map(len, self._pieces)) if self._pieces and self._state is StreamState.RESPONDING else 0
+        return sum(map(len, self._pieces)) if self._pieces and self._state == StreamState.RESPONDING else 0
 
     @property
     def first_byte(self) -> bytes:
         return self._pieces[0][:1] if self._pieces else b""
 
     def listen(self) -> None:
-        if self._state is StreamState.RESPONDING:
+        if self._state == StreamState.RESPONDING:
             self._state = StreamState.LISTENING
 
     def stop_listening(self) -> None:
-        if self._state is StreamState.LISTENING:
+        if self._state == StreamState.LISTENING:
             self._state = StreamState.RESPONDING
 
     def send_request_body_to(self, sink: BodySink | None) -> None:

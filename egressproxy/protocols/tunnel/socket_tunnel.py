@@ -207,7 +207,7 @@ class SocketEnd(WatchedSocket):
 
     @property
     def has_ended(self) -> bool:
-        return self._state is EndState.ENDED
+        return self._state == EndState.ENDED
 
     # --- events ------------------------------------------------------------------------------------------------------
     def ready(self, _fd: int, events: int) -> None:
@@ -219,8 +219,8 @@ class SocketEnd(WatchedSocket):
                 return
         if not events & READABLE_OR_ENDED:
             return
-        if self._state is not EndState.OPEN or other.unsent is not None:
-            self.look_away(events, is_at_end=self._state is EndState.ENDED)
+        if self._state != EndState.OPEN or other.unsent is not None:
+            self.look_away(events, is_at_end=self._state == EndState.ENDED)
             return
         if self.is_long and self._splice():
             return
@@ -350,13 +350,13 @@ class SocketEnd(WatchedSocket):
         self._state = EndState.HELD
 
     def resume_reading(self) -> None:
-        if self._state is EndState.HELD:
+        if self._state == EndState.HELD:
             self._state = EndState.OPEN
             self.watch()
 
     def wants_input(self) -> bool:
         """Whether to read from this side: its input is open, and the other side has no unsent bytes."""
-        return self._state is EndState.OPEN and self.other.unsent is None
+        return self._state == EndState.OPEN and self.other.unsent is None
 
     def watch(self) -> None:
         if not self.tunnel.is_over:

@@ -125,11 +125,11 @@ class TransportEnd(FlowControl):
 
     @property
     def has_ended(self) -> bool:
-        return self._state is not EndState.OPEN
+        return self._state != EndState.OPEN
 
     @property
     def is_lost(self) -> bool:
-        return self._state is EndState.LOST
+        return self._state == EndState.LOST
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes through the guard, if any, to the other side."""
@@ -149,8 +149,8 @@ class TransportEnd(FlowControl):
 
     def connection_lost(self, error: Exception | None) -> None:
         was, self._state = self._state, EndState.LOST
-        if was is not EndState.LOST:
-            self.tunnel.lost(self, error, had_ended=was is EndState.ENDED)
+        if was != EndState.LOST:
+            self.tunnel.lost(self, error, had_ended=was == EndState.ENDED)
 
     def send(self, data: bytes) -> None:
         """Send at once: the bytes of one turn are one piece already."""

@@ -34,7 +34,6 @@ from __future__ import annotations
 import socket
 from abc import abstractmethod
 from contextlib import suppress
-from enum import Enum, auto
 from typing import Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
@@ -49,18 +48,18 @@ KEEPALIVE_S: Final = 60
 KEEPALIVE_PROBE_S: Final = 15
 
 
-class TunnelState(Enum):
-    OPEN = auto()
-    HELLO = auto()
-    DRAINING = auto()
-    OVER = auto()
+class TunnelState:
+    OPEN: Final = 0
+    HELLO: Final = 1
+    DRAINING: Final = 2
+    OVER: Final = 3
 
 
-class EndState(Enum):
-    OPEN = auto()
-    HELD = auto()
-    ENDED = auto()
-    LOST = auto()
+class EndState:
+    OPEN: Final = 0
+    HELD: Final = 1
+    ENDED: Final = 2
+    LOST: Final = 3
 
 
 _OK: Final = Reason.OK
@@ -124,11 +123,11 @@ class Tunnel(Timer, Generic[E]):
         self.unsent = 0  # when an end is left over: what it had left to take when we last looked
         self.early = b""  # what the upstream said before a ClientHello that has to come first
         self._state = TunnelState.HELLO if guard is not None and guard.must_be_tls and guard_s > 0 else TunnelState.OPEN
-        self.after(guard_s if self._state is TunnelState.HELLO else self._look_s())
+        self.after(guard_s if self._state == TunnelState.HELLO else self._look_s())
 
     @property
     def is_over(self) -> bool:
-        return self._state is TunnelState.OVER
+        return self._state == TunnelState.OVER
 
     def _look_s(self) -> float:
         return min(self.idle_s, KEEPALIVE_S) if self.idle_s > 0 else KEEPALIVE_S
@@ -166,7 +165,7 @@ class Tunnel(Timer, Generic[E]):
             self.guard = None
         if passed:
             self._let_upstream_speak()
-        if guard.has_held and self._state is TunnelState.OPEN and self.guard_s > 0:
+        if guard.has_held and self._state == TunnelState.OPEN and self.guard_s > 0:
             self._state = TunnelState.HELLO
             self.after(self.guard_s)
         return passed
@@ -189,7 +188,7 @@ class Tunnel(Timer, Generic[E]):
 
     def _let_upstream_speak(self) -> None:
         """Release the upstream's held bytes, since the client's hello is forwarded."""
-        if self._state is TunnelState.HELLO:
+        if self._state == TunnelState.HELLO:
             self._state = TunnelState.OPEN
             self.after(self._look_s())
         if self.holds_upstream:
@@ -234,9 +233,9 @@ class Tunnel(Timer, Generic[E]):
     def passed(self) -> None:
         """Check the time limits: of the hello, of draining, of idleness."""
         guard = self.guard
-        if guard is not None and self._state is TunnelState.HELLO:
+        if guard is not None and self._state == TunnelState.HELLO:
             self._too_late(guard)
-        elif self._state is TunnelState.DRAINING:
+        elif self._state == TunnelState.DRAINING:
             self._wait_for_rest(self.bytes_left())
         elif 0 < self.idle_s <= self.wheel.now - self.last_activity:
             self.cut(Reason.CLIENT_TIMEOUT)

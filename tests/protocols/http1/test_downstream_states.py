@@ -11,6 +11,7 @@ from hypothesis.strategies import booleans, lists, sampled_from
 
 from egressproxy.errors import GatewayError
 from egressproxy.model.message import RequestHead
+from egressproxy.model.states import state_name
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1 import downstream_states
 from egressproxy.protocols.http1.downstream import LINGER_SIZE, DownstreamConnection
@@ -85,7 +86,7 @@ class World:
 
     def after(self, *events: str) -> str:
         """The state behind these events, by the table; an event that it does not have in a state changes nothing."""
-        state = self.state.name
+        state = state_name(DownstreamState, self.state)
         for event in events:
             state = TABLE.get((state, event), state)
         return state
@@ -129,7 +130,7 @@ class World:
         expected = self.after("loss")
         self.transport.closing = True
         self.connection.connection_lost(None)
-        assert self.state.name == expected
+        assert state_name(DownstreamState, self.state) == expected
 
     def time(self) -> None:
         if self.state is State.IDLE or self.state in OVER:
@@ -149,7 +150,7 @@ class World:
         if self.connection.is_idle:
             expected = self.after("close")
             self.connection.close(lingers=False)
-            assert self.state.name == expected
+            assert state_name(DownstreamState, self.state) == expected
 
     # by an exchange
     def take_body(self) -> None:
@@ -160,13 +161,13 @@ class World:
         if self.open:
             expected = self.after("listen")
             self.connection.listen()
-            assert self.state.name == expected
+            assert state_name(DownstreamState, self.state) == expected
 
     def stop(self) -> None:
         if self.open:
             expected = self.after("heard")
             self.connection.stop_listening()
-            assert self.state.name == expected
+            assert state_name(DownstreamState, self.state) == expected
 
     def finish(self) -> None:
         self.ends(close=False)
@@ -193,7 +194,7 @@ class World:
             self.open -= 1
             expected = self.after("detach")
             self.connection.detach()
-            assert self.state.name == expected == "DETACHED"
+            assert state_name(DownstreamState, self.state) == expected == "DETACHED"
             self.connection.tunnel_ended()
             assert self.connection.is_lost
             self.transport.closing = True

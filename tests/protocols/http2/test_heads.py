@@ -48,7 +48,7 @@ def replaced(name: bytes, value: bytes | None) -> FieldList:
 def test_a_request_reads_as_in_http1():
     head = reader().read([*GET, (b"accept", b"*/*"), (b"x-a", b"")], ends_stream=True)
     assert (head.method, head.path, head.host, head.body) == (b"GET", b"/a?b", b"a.example", 0)
-    assert head.form is TargetForm.ORIGIN
+    assert head.form == TargetForm.ORIGIN
     assert head.fields.block == b"\r\naccept: */*\r\nx-a: "
 
 

@@ -127,14 +127,14 @@ def test_whatever_happens_in_whatever_order_is_in_the_tables(
     for is_client, act in steps:
         act(world, world.client if is_client else world.upstream)
         state = tunnel._state
-        assert tunnel.is_over == (state is TunnelState.OVER) == bool(world.poller.ending or tunnel.ends)
+        assert tunnel.is_over == (state == TunnelState.OVER) == bool(world.poller.ending or tunnel.ends)
         assert tunnel.ends == world.client.is_closed == world.upstream.is_closed
-        assert tunnel.guard is not None or state is not TunnelState.HELLO
+        assert tunnel.guard is not None or state != TunnelState.HELLO
         if not tunnel.ends:
             ended = tunnel.client._state, tunnel.upstream._state
             if not tunnel.is_over and not tunnel.holds_upstream:
-                assert (state is TunnelState.DRAINING) == (ended == (EndState.ENDED, EndState.ENDED))
-            assert tunnel.client._state is not EndState.HELD, "only an upstream is held back"
+                assert (state == TunnelState.DRAINING) == (ended == (EndState.ENDED, EndState.ENDED))
+            assert tunnel.client._state != EndState.HELD, "only an upstream is held back"
         assert world.said[world.client].startswith(world.upstream.sent)
         if tunnel.error is None:  # else an alert is behind it
             assert (greeting + world.said[world.upstream]).startswith(world.client.sent)
