@@ -203,6 +203,7 @@ class AttemptDriver:
                 state.body.forget()
             if state.sessions is not None:
                 state.keep_session()
+        state.body = state.collected = None  # the pipeline has the state until the answer has gone
         pipeline.response_chain = state.backend.chain.after_attempts
         if pipeline.held_bytes is not None:
             pipeline.body = None
