@@ -131,7 +131,7 @@ class AttemptDriver:
         state, exchange, client, adapter = self._state, self._exchange, self._client, self._adapter
         pipeline = client.pipeline
         pipeline.backend = backend
-        if backend.mirrors is not None and not state.failures:
+        if backend.mirrors is not None and not exchange.attempts:
             pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
         self._began = monotonic()
         if state.first_byte_s or 0 < backend.backend_request_s < EXACT_BELOW_S:
@@ -154,7 +154,7 @@ class AttemptDriver:
     async def _hedge(self, backend: RouteBackend) -> None:
         state, exchange, client = self._state, self._exchange, self._client
         client.pipeline.backend = backend
-        if backend.mirrors is not None and not state.failures:
+        if backend.mirrors is not None and not exchange.attempts:
             client.pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
         self._began = monotonic()
         assert state.hedges is not None
