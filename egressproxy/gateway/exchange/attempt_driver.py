@@ -206,8 +206,7 @@ class AttemptDriver:
         state.body = state.collected = None  # the pipeline has the state until the answer has gone
         pipeline.response_chain = state.backend.chain.after_attempts
         if pipeline.held_bytes is not None:
-            pipeline.body = None
-            pipeline.held_bytes.release_request()
+            pipeline.release_request(exchange, pipeline.held_bytes)
 
     # --- the end ---------------------------------------------------------------------------------------------------
     def _end_request(self) -> None:

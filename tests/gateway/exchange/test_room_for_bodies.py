@@ -16,7 +16,7 @@ from tests.ai.backends.test_translation import provider
 from tests.envoy.ext_authz.test_filter import auth, guarded
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2
-from tests.gateway.kit import forward, reverse
+from tests.gateway.kit import forward
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
 
@@ -533,12 +533,19 @@ class Longer(Whole):
     [({}, {}), ({"retry": {"attempts": 2}}, {}), ({}, {"hedging": {"hedgingDelay": "10s"}})],
     ids=["one attempt", "retries", "hedging"],
 )
+@pytest.mark.parametrize("filter_of_backend", [(), ("own",)], ids=["rule", "backend"])
 def test_a_request_that_was_held_is_let_go_when_its_answer_begins(
-    converse: Start, rule: dict[str, Any], traffic: dict[str, Any]
+    converse: Start, rule: dict[str, Any], traffic: dict[str, Any], filter_of_backend: tuple[str, ...]
 ):
     body = Longer()
-    objects = reverse(m.prefix_rule("/", "a", **rule), extensions=[scripted_filter("b", "request-body")], traffic=traffic)
-    talk = converse(objects, filters={"b": body})
+    own = [scripted_filter(name, "request-body") for name in filter_of_backend]
+    objects = [
+        m.gateway(m.http_listener(8080)),
+        m.policy(extensions=[scripted_filter("b", "request-body")], traffic=traffic),
+        m.backend("a", "a.example", 80, extensions=own),
+        m.http_route("route", m.prefix_rule("/", "a", **rule)),
+    ]
+    talk = converse(objects, filters={"b": body, "own": Whole()})
     talk.client >> b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % SIZE + bytes(SIZE)
     talk.dialled("a.example", 80)
     talk.origin.take(rb"(?s)PUT .*!")
