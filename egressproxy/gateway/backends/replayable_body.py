@@ -25,9 +25,10 @@ from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.chunked import late_fields
 
-#: The chain for a body that flows; a whole body as it was before the chain, and its trailers.
+#: The chain for a body that flows.
 _FLOWING: Final[StateSlot[BodyChain]] = StateSlot("body filters of the backend")
-_UNFILTERED: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("body before filters of the backend")
+#: A whole body as it was before the chain, and its trailers.
+UNFILTERED: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("body before filters of the backend")
 
 #: Bytes of a streamed body that are kept for another attempt.
 REPLAY_LIMIT: Final = 64 * 1024
@@ -238,7 +239,7 @@ async def filtered_backend_body(
     else:
         whole = body
     exchange.take(_FLOWING)
-    exchange.take(_UNFILTERED)
+    exchange.take(UNFILTERED)
     exchange.take(REQUEST_TRAILERS)  # those that the filters of the rule have seen
     if plan is None or (exchange.request.body == 0 and not whole):
         return body
@@ -246,7 +247,7 @@ async def filtered_backend_body(
     if filters is None:
         return body
     if whole is not None:
-        exchange.keep(_UNFILTERED, (whole, trailers))
+        exchange.keep(UNFILTERED, (whole, trailers))
         if trailers:
             filters.expect_trailers(exchange, trailers)
         filtered = await filters.feed_to_end(exchange, whole, True)
@@ -269,7 +270,7 @@ def streaming_backend_filters(exchange: Exchange, chain: Chain) -> BodyChain | N
 
 def unfiltered_body(exchange: Exchange, chain: Chain) -> tuple[bytes, bytes] | None:
     """The whole body before the filters of the backend (with this `chain`), and its trailers; None: none had it."""
-    return exchange.state.get(_UNFILTERED) if chain.backend_request_body is not None else None
+    return exchange.state.get(UNFILTERED) if chain.backend_request_body is not None else None
 
 
 async def passed_trailers(exchange: Exchange, chain: BodyChain, block: bytes) -> bytes:

@@ -131,7 +131,7 @@ class AttemptDriver:
         state, exchange, client, adapter = self._state, self._exchange, self._client, self._adapter
         pipeline = client.pipeline
         pipeline.backend = backend
-        if backend.mirrors is not None and not state.failures:
+        if backend.mirrors is not None and not exchange.attempts:
             pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
         self._began = monotonic()
         if state.first_byte_s or backend.is_brief:
@@ -154,7 +154,7 @@ class AttemptDriver:
     async def _hedge(self, backend: RouteBackend) -> None:
         state, exchange, client = self._state, self._exchange, self._client
         client.pipeline.backend = backend
-        if backend.mirrors is not None and not state.failures:
+        if backend.mirrors is not None and not exchange.attempts:
             client.pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
         self._began = monotonic()
         assert state.hedges is not None
@@ -203,10 +203,10 @@ class AttemptDriver:
                 state.body.forget()
             if state.sessions is not None:
                 state.keep_session()
+        state.body = state.collected = None  # the pipeline has the state until the answer has gone
         pipeline.response_chain = state.backend.chain.after_attempts
         if pipeline.held_bytes is not None:
-            pipeline.body = None
-            pipeline.held_bytes.release_request()
+            pipeline.release_request(exchange, pipeline.held_bytes)
 
     # --- the end ---------------------------------------------------------------------------------------------------
     def _end_request(self) -> None:

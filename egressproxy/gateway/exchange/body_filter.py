@@ -272,10 +272,12 @@ class Collector:
     trailers: bytes = b""
 
     async def whole(self) -> bytes:
-        """The body, once its end is here."""
+        """The body, once its end is here. It is kept no longer."""
         while not self._is_whole:
             await PAUSE
-        return self._parts.joined()
+        body = self._parts.joined()
+        self._parts.clear()
+        return body
 
     def send_body(self, data: bytes) -> None:
         self._parts.append(data)

@@ -143,8 +143,8 @@ class HttpConnectionManager(Server):
                         client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
                     )
                     if pipeline.held_bytes is not None:
-                        body = pipeline.body = None
-                        pipeline.held_bytes.release_request()
+                        body = None
+                        pipeline.release_request(exchange, pipeline.held_bytes)
                     if isinstance(found, LocalResponse):
                         pipeline.answer = await run_response_filters(found, exchange, pipeline)
                     elif exchange.response.status == 407:

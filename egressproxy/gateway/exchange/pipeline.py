@@ -53,7 +53,7 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain
 from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.gateway.backends.mirror_request import MirrorRequests
-from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.replayable_body import UNFILTERED, ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import HeldConnection
 from egressproxy.gateway.exchange.admission import (
@@ -172,6 +172,12 @@ class Pipeline(HeldConnection):
         """Call this when the exchange is complete, behind what was asked for before."""
         before = self.on_complete
         self.on_complete = call if before is None else partial(_both, before, call)
+
+    def release_request(self, exchange: Exchange, hold: Hold) -> None:
+        """The response is here: nothing of the request's body is held for a further attempt."""
+        self.body = None
+        exchange.take(UNFILTERED)
+        hold.release_request()
 
     def release_bytes(self) -> None:
         """Nothing is held of bodies any more."""

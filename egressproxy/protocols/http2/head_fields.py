@@ -113,7 +113,7 @@ class ResponseHeads:
         else:
             code = b"".join(map(_response_line, (via + block).split(b"\r\n")[1:]))
             has_date = b"\r\nDate:" in block or b"\r\ndate:" in block or b"date" in head.fields
-            if len(block) <= MAX_REMEMBERED:
+            if len(block) + len(via) <= MAX_REMEMBERED:
                 self._block, self._via, self._code, self._has_date = block, via, code, has_date
         code = _STATUS_CODES[head.status] + code
         if has_body and head.body >= 0:

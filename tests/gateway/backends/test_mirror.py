@@ -11,6 +11,7 @@ from egressproxy.filters import Exchange, Filter, Rejected
 from egressproxy.gateway.backends.mirror import MAX_HELD, Mirror
 from egressproxy.gateway.backends.mirror_request import MAX_ANSWER
 from egressproxy.model.fields import Fields
+from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, VIA, reverse
 from tests.support import manifests as m
@@ -210,6 +211,19 @@ def test_a_request_that_does_not_go_to_its_backend_is_not_mirrored(converse: Sta
     assert talk.client.answer()[0] == 403
     talk.no_dial()
     assert results(talk) == {}
+
+
+def test_a_mirror_gets_its_copy_where_the_backend_that_was_chosen_first_has_no_endpoint(converse: Start):
+    rule = m.prefix_rule("/", "a", filters=[mirror()], retry={"attempts": 3, "backoff": "0s"})
+    rule["backendRefs"].append({"name": "pods", "port": 80})
+    objects = [m.backend(name, f"{name}.example", 80) for name in ("a", "b")]
+    talk = converse([m.gateway(m.http_listener(8080)), *objects, *pods(), m.http_route("route", rule)])
+    for _ in range(3):  # one of them, whatever the first choice is, has the Service first
+        talk.client >> GET
+        backend, copy = both(talk)
+        backend >> OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+        talk.client << OK_PASSED
+        copy << SENT % b"b.example"
 
 
 def test_the_addresses_of_a_mirror_are_checked(converse: Start):

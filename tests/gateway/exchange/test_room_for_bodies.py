@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -515,3 +516,41 @@ def test_a_filter_in_turns_does_not_read_on_for_who_waits(converse: Start):
     assert left[0] < SIZE, "the oldest goes on"
     assert held(talk) < LIMIT + size + 4 * 65_536
     assert min(left[1:]) > size - LIMIT - 4 * 65_536
+
+
+class Longer(Whole):
+    """Makes each request a byte longer, and knows what it has made."""
+
+    made = b""
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        self.made = data + b"!"
+        return self.made
+
+
+@pytest.mark.parametrize(
+    ("rule", "traffic"),
+    [({}, {}), ({"retry": {"attempts": 2}}, {}), ({}, {"hedging": {"hedgingDelay": "10s"}})],
+    ids=["one attempt", "retries", "hedging"],
+)
+@pytest.mark.parametrize("filter_of_backend", [(), ("own",)], ids=["rule", "backend"])
+def test_a_request_that_was_held_is_let_go_when_its_answer_begins(
+    converse: Start, rule: dict[str, Any], traffic: dict[str, Any], filter_of_backend: tuple[str, ...]
+):
+    body = Longer()
+    own = [scripted_filter(name, "request-body") for name in filter_of_backend]
+    objects = [
+        m.gateway(m.http_listener(8080)),
+        m.policy(extensions=[scripted_filter("b", "request-body")], traffic=traffic),
+        m.backend("a", "a.example", 80, extensions=own),
+        m.http_route("route", m.prefix_rule("/", "a", **rule)),
+    ]
+    talk = converse(objects, filters={"b": body, "own": Whole()})
+    talk.client >> b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % SIZE + bytes(SIZE)
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"(?s)PUT .*!")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+    talk.client.take(rb"(?s)HTTP/1.1 200 .*a\r\n")
+    assert held(talk) == 0
+    made, body.made = body.made, b""
+    assert sys.getrefcount(made) == 2, "nobody else has it"

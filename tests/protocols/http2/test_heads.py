@@ -280,6 +280,15 @@ def test_heads_that_repeat_have_the_code_of_those_that_do_not(responses: list[tu
         assert FieldDecoder(100, 10_000).decode(ours.code(head, b"gw", has_body=has_body)) == expected
 
 
+@pytest.mark.parametrize(("block", "via"), [(b"\r\nX-Long: " + b"a" * 2000, b""), (b"", b"1.1 " + b"a" * 2000)])
+def test_nothing_long_of_a_response_is_kept(block: bytes, via: bytes):
+    ours = ResponseHeads()
+    head = ResponseHead(200, b"OK", Fields(block))
+    head.via = via
+    ours.code(head, b"gw", has_body=False)
+    assert b"aaaa" not in repr(attributes(ours)).encode()
+
+
 @given(
     st.sampled_from(sorted(HOP_NAMES)) | st.text("-acehikopstvx", min_size=1, max_size=12).map(str.encode),
     st.integers(0, 40),
