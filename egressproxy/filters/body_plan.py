@@ -19,7 +19,6 @@ body on its path, as far as all filters of it see them. A content coding is undo
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from enum import Enum
 from typing import Final
 
 from egressproxy.errors import Reason, UpstreamFault
@@ -45,28 +44,25 @@ _ASKS_FOR_PARTS: Final = (b"range", b"request-range", b"a-im")
 _STREAM, _BUFFER = BodyMode.STREAM, BodyMode.BUFFER
 
 
-class BodyPath(Enum):
+class BodyPath:
     """How one body goes: the table in the docstring of the module."""
 
-    UNREAD = "unread"
-    STREAM = "stream"
-    WHOLE = "whole"
-    BUFFERED = "buffered"
+    UNREAD: Final = 0
+    STREAM: Final = 1
+    WHOLE: Final = 2
+    BUFFERED: Final = 3
 
 
-_UNREAD, _FLOWING, _WHOLE, _BUFFERED = BodyPath
-
-
-def path_of(chosen: ChosenSteps | None, fields: Fields, limit: int = -1, *, is_alone: bool = True) -> BodyPath:
+def path_of(chosen: ChosenSteps | None, fields: Fields, limit: int = -1, *, is_alone: bool = True) -> int:
     """The path of a body behind this head. `limit`: the bytes of it that a filter of the backend gets whole; -1: none
     does. `is_alone`: nobody but the filters of this place asks for it.
     """
     if chosen is not None and chosen.holds:
         is_plain = not (chosen.decodes and b"content-encoding" in fields)
-        return _WHOLE if is_alone and is_plain else _BUFFERED
+        return BodyPath.WHOLE if is_alone and is_plain else BodyPath.BUFFERED
     if limit >= 0:
-        return _BUFFERED
-    return _UNREAD if chosen is None else _FLOWING
+        return BodyPath.BUFFERED
+    return BodyPath.UNREAD if chosen is None else BodyPath.STREAM
 
 
 def is_short(chosen: ChosenSteps, length: BodyLength) -> bool:

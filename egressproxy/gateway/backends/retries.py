@@ -48,7 +48,7 @@ class RetryPolicy:
     now: InitVar[Callable[[], float]]
     hedging: HedgingIR | None = None
     attempts: int = field(init=False)  # so many times a request may go again
-    repeat: Repeat = field(init=False)  # by the upstream call itself: else replacing a stale connection is a retry
+    repeat: int = field(init=False)  # by the upstream call itself: else replacing a stale connection is a retry
     codes: frozenset[int] = field(init=False)
     grpc_codes: frozenset[int] = field(init=False)
     hedged_methods: frozenset[bytes] = field(init=False, default=frozenset())

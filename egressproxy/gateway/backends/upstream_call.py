@@ -4,7 +4,6 @@ request may go again. For requests of clients, their mirrored copies, and questi
 
 from __future__ import annotations
 
-from enum import Enum
 from time import monotonic
 from typing import ClassVar, Final, Protocol
 
@@ -30,12 +29,16 @@ IDEMPOTENT: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
 MAX_ATTEMPTS: Final = 3
 
 
-class Repeat(Enum):
-    """Which calls `call_upstream` makes again by itself."""
+class Repeat:
+    """Which calls `call_upstream` makes again by itself.
 
-    NEVER = "the caller counts every attempt"
-    IF_STALE = "an idempotent request without a body, when an idle connection has died under it"
-    ALWAYS = "any request, when an idle connection has died under it, or when another endpoint can take it"
+    NEVER: the caller counts every attempt. IF_STALE: an idempotent request without a body, when an idle connection has
+    died under it. ALWAYS: any request, then or when another endpoint can take it.
+    """
+
+    NEVER: Final = 0
+    IF_STALE: Final = 1
+    ALWAYS: Final = 2
 
 
 class AttemptCounter:
@@ -141,7 +144,7 @@ async def call_upstream(
     target: UpstreamHost,
     chain: Chain,
     body: bytes | ReplayableBody | None,
-    repeat: Repeat,
+    repeat: int,
 ) -> Upstream | LocalResponse:
     """Send `exchange.request` to a target of this cluster, until `exchange.response` is there: its final head.
 
@@ -223,7 +226,7 @@ async def call_upstream(
                 body = given  # set behind `held.hold`
             # Each attempt starts from the client's request: it gets its own credential and no other.
             head.fields.block, head.path, exchange.upstream_host = block, path, host
-            if repeat is Repeat.ALWAYS:
+            if repeat == Repeat.ALWAYS:
                 target = cluster.another_target(exchange, (target,))
             continue
         caller.count_answer(exchange, monotonic() - began)
@@ -276,7 +279,7 @@ def may_repeat(
     exchange: Exchange,
     cluster: Cluster,
     error: GatewayError,
-    repeat: Repeat,
+    repeat: int,
     *,
     was_reused: bool,
     is_unseen: bool = False,
@@ -286,12 +289,12 @@ def may_repeat(
     `was_reused`: its connection had served another request before (RFC 9110 section 9.2.2). `is_unseen`: it had a
     connection, and all of it can be sent again: a stream that was refused may begin anew (RFC 9113 section 8.7).
     """
-    if repeat is Repeat.NEVER or exchange.attempts >= MAX_ATTEMPTS:
+    if repeat == Repeat.NEVER or exchange.attempts >= MAX_ATTEMPTS:
         return False
     if is_unseen and error.retry is RetrySafety.SAFE:
         return True
     is_stale = was_reused and error.retry is RetrySafety.IF_REUSED
-    if repeat is Repeat.ALWAYS:
+    if repeat == Repeat.ALWAYS:
         return is_stale or (error.retry is RetrySafety.SAFE and len(cluster.endpoints) > 1)
     return is_stale and exchange.request.method in IDEMPOTENT and exchange.request.body == 0
 

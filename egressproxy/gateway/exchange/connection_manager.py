@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import monotonic
-from typing import Final
 
 from egressproxy.errors import GatewayError
 from egressproxy.filters.chain import run
@@ -63,8 +62,6 @@ from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
-
-_IF_STALE: Final = Repeat.IF_STALE  # a member looked up on its class costs 60 ns more
 
 
 class HttpConnectionManager(Server):
@@ -140,7 +137,7 @@ class HttpConnectionManager(Server):
                     cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
                     chain = pipeline.response_chain = backend.chain
                     found = await call_upstream(
-                        client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
+                        client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, Repeat.IF_STALE
                     )
                     if pipeline.held_bytes is not None:
                         body = None

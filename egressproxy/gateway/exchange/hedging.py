@@ -17,7 +17,7 @@ from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, call_upstream, filtered_answer
+from egressproxy.gateway.backends.upstream_call import HeldConnection, call_upstream, filtered_answer
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import ANSWER_S, late_attempt
 from egressproxy.gateway.exchange.error_responses import internal_fault
@@ -40,7 +40,7 @@ class HedgedCall:
     _client: Client
     _exchange: Exchange
     _body: bytes | ReplayableBody | None
-    _repeat: Repeat
+    _repeat: int
     _first_byte_s: float
     _attempts: list[HedgedAttempt] = field(default_factory=list)  # that have not lost
     _timer: asyncio.TimerHandle | None = None
@@ -184,7 +184,7 @@ class HedgedAttempt:
         if backend.denied is not None:
             backend.note_denied(own)
 
-    def start(self, repeat: Repeat, on_over: Callable[[HedgedAttempt], None]) -> None:
+    def start(self, repeat: int, on_over: Callable[[HedgedAttempt], None]) -> None:
         """Begin. `on_over` is called in the end, maybe before this returns."""
         self._on_over = on_over
         self.driver.start(self._live(repeat))
@@ -206,7 +206,7 @@ class HedgedAttempt:
             is_reusable = upstream.is_reusable
         self.connection.release(reusable=is_reusable)
 
-    async def _live(self, repeat: Repeat) -> None:
+    async def _live(self, repeat: int) -> None:
         hedge, exchange, held = self.hedge, self.exchange, self.connection
         cluster, chain = hedge.backend.cluster, hedge.backend.chain
         assert cluster is not None

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from egressproxy.filters.body_plan import BodyPath, is_short, path_of
 from egressproxy.gateway.backends.buffered_body import BUFFERED_REQUEST, MADE_BODY, invite_body
 from egressproxy.gateway.backends.replayable_body import (
@@ -25,9 +23,6 @@ from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.protocols.upstream import Upstream
 
-_BUFFERED: Final = BodyPath.BUFFERED
-_WHOLE: Final = BodyPath.WHOLE
-
 
 async def read_request_body(
     exchange: Exchange, client: Client, head: RequestHead, route: Route
@@ -39,7 +34,7 @@ async def read_request_body(
     chosen = plan.choose(exchange) if plan is not None else None
     limit = route.body_limit(exchange) if route.backend_body_plans else route.needs_body
     path = path_of(chosen, head.fields, limit, is_alone=route.filters_alone)
-    if path is _WHOLE and chosen is not None:
+    if path == BodyPath.WHOLE and chosen is not None:
         whole = None if head.expect_continue else client.take_request_body()
         if whole is None and is_short(chosen, head.body):
             short = Collector(client.driver)
@@ -49,9 +44,9 @@ async def read_request_body(
         if whole is not None:
             outcome = pass_whole(client, exchange, chosen, whole)
             return outcome if isinstance(outcome, bytes) else await finished(outcome)
-        path = _BUFFERED
+        path = BodyPath.BUFFERED
     chain = pipeline.request_chain = plan.chain(exchange, chosen) if plan is not None and chosen is not None else None
-    if path is not _BUFFERED and not route.buffers_request:
+    if path != BodyPath.BUFFERED and not route.buffers_request:
         return None
     held, made = exchange.take(BUFFERED_REQUEST), exchange.take(MADE_BODY)
     early = held.body if held is not None else made

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final, Protocol
+from typing import Protocol
 
 from egressproxy.errors import GatewayError, UpstreamFault
 from egressproxy.filters.body import BodyChain
@@ -18,9 +18,6 @@ from egressproxy.gateway.exchange.client import Client
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import CHUNKED
 from egressproxy.net.driver import PAUSE, Driver
-
-_STREAM: Final = BodyPath.STREAM
-_WHOLE: Final = BodyPath.WHOLE
 
 
 class Server(Protocol):
@@ -91,9 +88,9 @@ async def filter_response(server: Server, exchange: Exchange, client: Client, pl
     elif exchange.method == b"HEAD" or response.status == 304:
         plan.describe(exchange)
     path = path_of(chosen, response.fields)
-    whole = upstream.whole_body() if path is _WHOLE and not upstream.has_ended else None
+    whole = upstream.whole_body() if path == BodyPath.WHOLE and not upstream.has_ended else None
     chain = plan.chain(exchange, chosen) if chosen is not None and whole is None else None
-    if chosen is None or path is _STREAM:
+    if chosen is None or path == BodyPath.STREAM:
         if not begin_response(server, exchange, client, chain, upstream):
             await relay_response(exchange, client, chain, upstream)
         return

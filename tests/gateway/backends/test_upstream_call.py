@@ -21,7 +21,7 @@ UNSENT = RetrySafety.SAFE
 
 
 def repeats(
-    repeat: Repeat, retry: RetrySafety, *, method: bytes = b"GET", body: int = 0, attempts: int = 1,
+    repeat: int, retry: RetrySafety, *, method: bytes = b"GET", body: int = 0, attempts: int = 1,
     was_reused: bool = True, endpoints: int = 2,
 ) -> bool:  # fmt: skip
     x = cast(Any, SimpleNamespace(attempts=attempts, request=SimpleNamespace(method=method, body=body)))
@@ -45,19 +45,19 @@ def test_a_request_with_a_body_does_not_go_again(body: int):
     assert not repeats(Repeat.IF_STALE, STALE, method=b"PUT", body=body)
 
 
-@pytest.mark.parametrize("repeat", list(Repeat))
-def test_a_fresh_connection_that_died_is_not_replaced(repeat: Repeat):
+@pytest.mark.parametrize("repeat", [Repeat.NEVER, Repeat.IF_STALE, Repeat.ALWAYS])
+def test_a_fresh_connection_that_died_is_not_replaced(repeat: int):
     assert not repeats(repeat, STALE, was_reused=False)
 
 
-@pytest.mark.parametrize("repeat", list(Repeat))
+@pytest.mark.parametrize("repeat", [Repeat.NEVER, Repeat.IF_STALE, Repeat.ALWAYS])
 @pytest.mark.parametrize("retry", [RetrySafety.NEVER, RetrySafety.IF_IDEMPOTENT])
-def test_what_a_backend_may_have_seen_does_not_go_again(repeat: Repeat, retry: RetrySafety):
+def test_what_a_backend_may_have_seen_does_not_go_again(repeat: int, retry: RetrySafety):
     assert not repeats(repeat, retry)
 
 
-@pytest.mark.parametrize("repeat", list(Repeat))
-def test_the_number_of_attempts_is_bounded(repeat: Repeat):
+@pytest.mark.parametrize("repeat", [Repeat.NEVER, Repeat.IF_STALE, Repeat.ALWAYS])
+def test_the_number_of_attempts_is_bounded(repeat: int):
     assert not repeats(repeat, STALE, attempts=MAX_ATTEMPTS)
     assert not repeats(repeat, UNSENT, attempts=MAX_ATTEMPTS)
 
