@@ -261,7 +261,7 @@ class AddressPolicy:
         )
 
     def _obstacle(self, host: str, address: IPAddress) -> str | None:
-        """The special range that denies this address, or one embedded in it, to the host; None: no range."""
+        """The special range that closes this address, or an address embedded in it, to the host. None: no range."""
         around = ""
         for each in aliases(address):
             found = _special(each)

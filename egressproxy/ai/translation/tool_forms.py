@@ -41,7 +41,7 @@ def _in_own_form(call: ToolCall, forms: Mapping[str, ToolForm]) -> ToolCall:
 
 
 def _input(arguments: str) -> str:
-    """The text that a custom tool gets. A model that has not kept to the one argument has meant what it wrote."""
+    """The text that a custom tool gets. A model that has ignored the one argument means its whole output."""
     try:
         value = loads(arguments)
     except Unreadable:
