@@ -17,8 +17,10 @@ from hypothesis import settings
 
 import egressproxy.doors.catalog
 import egressproxy.doors.products  # noqa: F401 (as every process of the product)
-from egressproxy.net import sockets, tls
+from egressproxy.net import socket_states, tls_states
 from egressproxy.net.loop import loop_name, new_loop
+from egressproxy.net.sockets import SocketTransport
+from egressproxy.net.tls import TlsStream
 from egressproxy.protocols.http1 import downstream_states as connection_states
 from egressproxy.protocols.http1.request_connection import RequestConnection
 from egressproxy.protocols.http2 import downstream_states as stream_states
@@ -103,10 +105,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure() -> None:
     """Connections take no step that is not in the table of their states."""
-    states.check(sockets.SocketTransport, sockets.SocketState, states.tables(sockets)[0])
-    states.check(tls.TlsStream, tls.TlsState, states.tables(tls)[0])
-    states.check(RequestConnection, connection_states.DownstreamState, states.tables(connection_states)[0])
-    states.check(RequestStream, stream_states.StreamState, states.tables(stream_states)[0])
+    states.check(SocketTransport, socket_states, states.tables(socket_states)[0])
+    states.check(TlsStream, tls_states, states.tables(tls_states)[0])
+    states.check(RequestConnection, connection_states, states.tables(connection_states)[0])
+    states.check(RequestStream, stream_states, states.tables(stream_states)[0])
     of_tunnels, of_ends = states.tables(tunnel)
     states.check(tunnel.Tunnel, tunnel.TunnelState, of_tunnels)
     states.check(SocketEnd, tunnel.EndState, of_ends)

@@ -89,7 +89,6 @@ def exchange(
     exchange = Exchange(
         client, "test/gateway", "test", time.monotonic(), identified, request_id="test-1", backend=backend
     )
-    exchange.kind = "tunnel" if is_tunnel else "request"
     exchange.is_tunnel = is_tunnel
     exchange.scheme = scheme.encode()
     exchange.authority = authority

@@ -32,7 +32,6 @@ class MadeAnswer(ABC):
 
     has_ended: bool
 
-    @property
     @abstractmethod
     def is_reusable(self) -> bool:
         """Whether the backend's connection may serve another request."""
@@ -83,9 +82,8 @@ class WholeAnswer(MadeAnswer):
     _trailers: bytes = b""
     has_ended: bool = False
 
-    @property
     def is_reusable(self) -> bool:
-        return self._upstream.is_reusable
+        return self._upstream.is_reusable()
 
     def settle_length(self) -> int:
         return len(self._body)
@@ -200,9 +198,8 @@ class BegunAnswer(MadeAnswer):
     def error(self) -> GatewayError | None:
         return self._upstream.error
 
-    @property
     def is_reusable(self) -> bool:
-        return self._upstream.is_reusable
+        return self._upstream.is_reusable()
 
     def settle_length(self) -> int:
         return self._size if self._is_whole and not self._trailers else -1

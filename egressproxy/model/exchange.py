@@ -115,7 +115,7 @@ class Exchange:
     __slots__ = (
         "addresses", "attempts", "authority", "backend", "backend_is_secure", "backend_origin", "bytes_in", "bytes_out",
         "client", "denied", "detail", "ended_at", "first_byte_at", "gateway", "grpc_status", "identity", "is_tunnel",
-        "kind", "listener", "max_body_bytes", "method", "path", "path_prefix", "reason", "request", "request_id",
+        "listener", "max_body_bytes", "method", "path", "path_prefix", "reason", "request", "request_id",
         "response", "route", "rule", "scheme", "series", "started_at", "started_wall", "state", "status", "upstream",
         "upstream_host", "would_deny",
     )  # fmt: skip
@@ -132,7 +132,6 @@ class Exchange:
         listener: str,
         started_at: float,
         identity: CallerIdentity = ANONYMOUS,
-        *,
         started_wall: float = 0.0,
         request_id: str = "",
         series: Any = None,
@@ -143,7 +142,6 @@ class Exchange:
         self.listener = listener
         self.started_at = started_at  # monotonic seconds
         self.identity = identity
-        self.kind = "request"  # "request" or "tunnel", as logged
         self.is_tunnel = False
         self.scheme = b"http"
         self.authority: Authority | None = None
@@ -175,6 +173,11 @@ class Exchange:
         self.bytes_in = 0  # from the client, head and body, in bytes
         self.bytes_out = 0  # to the client
         self.series: Any = series  # telemetry.series.Series, bound at build time
+
+    @property
+    def kind(self) -> str:
+        """As logged: "request" or "tunnel"."""
+        return "tunnel" if self.is_tunnel else "request"
 
     @property
     def has_request(self) -> bool:
@@ -213,7 +216,6 @@ class Exchange:
             self.client, self.gateway, self.listener, self.started_at, self.identity, started_wall=self.started_wall,
             request_id=self.request_id, series=self.series, backend=self.backend,
         )  # fmt: skip
-        made.kind = self.kind
         made.is_tunnel = self.is_tunnel
         made.scheme = self.scheme
         made.authority = self.authority

@@ -7,21 +7,11 @@ from typing import Final
 
 from egressproxy.model.authority import Authority
 from egressproxy.model.fields import Fields
-from egressproxy.model.states import state_name
 
 #: How a body ends: a byte count of 0 or more, or one of the two below.
 BodyLength = int
 CHUNKED: Final[BodyLength] = -1
 UNTIL_CLOSE: Final[BodyLength] = -2
-
-
-class TargetForm:
-    """RFC 9112 section 3.2."""
-
-    ORIGIN: Final = 1
-    ABSOLUTE: Final = 2
-    AUTHORITY: Final = 3
-    ASTERISK: Final = 4
 
 
 class Hop:
@@ -76,13 +66,14 @@ class RequestHead:
     """A validated request head.
 
     `path` is the origin-form target, query included (`*` for OPTIONS); `target` is the raw target as it came.
-    `scheme` and `host` are those of an absolute-form target, else b"" and the Host field's value (b"" for none in 1.0);
-    for CONNECT `host` is the target, whatever Host said. `authority` is that of `host` where the port is 80 unless it
-    names one; None where it is not known yet. `fields` is without the hop-by-hop fields, which `hop` has.
+    `scheme` and `host` are those of an absolute-form target (RFC 9112 section 3.2.2), else b"" and the Host field's
+    value (b"" for none in 1.0); for CONNECT `host` is the target, whatever Host said. `authority` is that of `host`
+    where the port is 80 unless it names one; None where it is not known yet. `fields` is without the hop-by-hop
+    fields, which `hop` has.
     """
 
     __slots__ = (
-        "authority", "body", "connection_close", "expect_continue", "fields", "form", "hop", "host", "http_1_0",
+        "authority", "body", "connection_close", "expect_continue", "fields", "hop", "host", "http_1_0",
         "max_forwards", "method", "path", "scheme", "target", "te_trailers", "upgrade", "via",
     )  # fmt: skip
 
@@ -90,7 +81,6 @@ class RequestHead:
         self.method = method
         self.target = target
         self.fields = fields
-        self.form = TargetForm.ORIGIN
         self.scheme = b""
         self.host = hop.host
         self.authority = hop.authority
@@ -113,7 +103,6 @@ class RequestHead:
     def copy(self) -> RequestHead:
         """The same head with fields of its own, to be changed for another receiver."""
         made = RequestHead(self.method, self.target, Fields(self.fields.block), self.hop)
-        made.form = self.form
         made.scheme = self.scheme
         made.host = self.host
         made.authority = self.authority
@@ -136,7 +125,7 @@ class RequestHead:
         self.path = self.target = self.path.partition(b"?")[0]
 
     def __repr__(self) -> str:
-        return f"RequestHead({self.method.decode('latin-1')}, {state_name(TargetForm, self.form)}, body={self.body})"
+        return f"RequestHead({self.method.decode('latin-1')}, body={self.body})"
 
 
 class ResponseHead:

@@ -125,8 +125,9 @@ class Driver:
         self.is_busy = False
         self._future = None
         self._error = None
-        if self.on_idle is not None:
-            self.on_idle()
+        on_idle = self.on_idle
+        if on_idle is not None:
+            on_idle()
 
     def __repr__(self) -> str:
         state = "idle" if self._coroutine is None else "future" if self._future else "paused"

@@ -138,9 +138,12 @@ class FlowControl(asyncio.Protocol):
         if pieces:
             size += self._unflushed_size
         else:
-            if self._poller is None:
-                self._poller = poller()
-            self._poller.flush_later(self)
+            turn = self._poller
+            if turn is None:
+                turn = self._poller = poller()
+            if not turn.is_due:  # as `flush_later`, of which each request has two calls
+                turn.fall_due()
+            turn.flushing.append(self)
         pieces.append(data)
         self._unflushed_size = size
         if size > COPY_LIMIT:

@@ -52,7 +52,7 @@ class Flushes(Protocol):
 class Poller:
     """Descriptors and their handlers."""
 
-    __slots__ = ("_ending", "_epoll", "_flushing", "_handlers", "_is_due", "_loop", "_modify", "_poll", "_register")
+    __slots__ = ("_ending", "_epoll", "_handlers", "_loop", "_modify", "_poll", "_register", "flushing", "is_due")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._epoll = select.epoll()
@@ -60,9 +60,9 @@ class Poller:
         self._register = self._epoll.register
         self._modify = self._epoll.modify
         self._handlers: list[Handler | None] = []  # by descriptor
-        self._flushing: list[Flushes] = []
+        self.flushing: list[Flushes] = []
         self._ending: list[Callable[[], object]] = []
-        self._is_due = False  # the end of this turn comes by itself
+        self.is_due = False  # the end of this turn comes by itself
         self._loop = loop
         loop.add_reader(self._epoll, self._serve)
 
@@ -98,37 +98,37 @@ class Poller:
 
     async def all_ended(self) -> None:
         """Return when whatever was to end has been told so, and is closed."""
-        while self._ending or self._flushing:  # noqa: ASYNC110   what is waited for are turns
+        while self._ending or self.flushing:  # noqa: ASYNC110   what is waited for are turns
             await asyncio.sleep(0)
 
     # --- turns -----------------------------------------------------------------------------------------------------
     def flush_later(self, one: Flushes) -> None:
         """Call its `flush()` at the end of this turn."""
-        if not self._is_due:
-            self._fall_due()
-        self._flushing.append(one)
+        if not self.is_due:
+            self.fall_due()
+        self.flushing.append(one)
 
     def end_later(self, call: Callable[[], object]) -> None:
         """Call this at the end of this turn, once all is flushed. What closes a descriptor has to be called so."""
-        if not self._is_due:
-            self._fall_due()
+        if not self.is_due:
+            self.fall_due()
         self._ending.append(call)
 
-    def _fall_due(self) -> None:
+    def fall_due(self) -> None:
         """Outside of a turn (a timer, a DNS answer, a task): one call of the loop ends what they all have begun."""
-        self._is_due = True
+        self.is_due = True
         self._loop.call_soon(self._end_turn)
 
     def _serve(self) -> None:
         """Serve what is ready, when the loop finds the epoll descriptor readable. Raises SystemExit and
         KeyboardInterrupt of a handler at the end of the turn.
         """
-        handlers = self._handlers
+        handlers, poll = self._handlers, self._poll
         for _ in range(ROUNDS):
-            events = self._poll(0, MAX_EVENTS)
+            events = poll(0, MAX_EVENTS)
             if not events:
                 return
-            self._is_due = True
+            self.is_due = True
             try:
                 for fd, event in events:
                     handler = handlers[fd]
@@ -144,7 +144,7 @@ class Poller:
 
     def serve_one(self, fd: int, event: int, handler: Handler) -> None:
         """A turn for a descriptor that the loop watches itself. Raises what `_serve` does."""
-        self._is_due = True
+        self.is_due = True
         try:
             handler.ready(fd, event)
         except BaseException as error:
@@ -154,14 +154,14 @@ class Poller:
 
     def _end_turn(self) -> None:
         try:
-            while self._flushing or self._ending:
-                flushing, self._flushing = self._flushing, []
+            while self.flushing or self._ending:
+                flushing, self.flushing = self.flushing, []
                 for flow in flushing:
                     try:
                         flow.flush()
                     except BaseException as error:
                         self._report("a connection could not be written to", error)
-                if self._flushing:
+                if self.flushing:
                     continue
                 if not self._ending:
                     break
@@ -174,9 +174,9 @@ class Poller:
                 if self._ending and len(ending) == MAX_ENDS:
                     break
         finally:
-            self._is_due = False
+            self.is_due = False
             if self._ending:
-                self._fall_due()
+                self.fall_due()
 
     def _failed(self, handler: Handler, error: BaseException) -> None:
         self._report("a socket's handler failed", error)

@@ -6,31 +6,8 @@ guarantee: a reset after the peer's FIN is noticed although nothing is read any 
 
 `detach` hands the socket to a relay that needs no protocol.
 
-States and transitions; no others are allowed:
-
-    state       event    next        the event
-    ----------  -------  ----------  ---------------------------------------------------------------
-    OPEN        peer     PEER_ENDED  the peer has ended its side (FIN), and the protocol keeps ours
-    OPEN        end      ENDED       `write_eof`: our end follows what is unsent
-    PEER_ENDED  end      BOTH_ENDED
-    ENDED       peer     BOTH_ENDED
-    OPEN        close    CLOSING     `close`, or an end of the peer that the protocol does not outlive
-    PEER_ENDED  close    CLOSING
-    ENDED       close    CLOSING
-    BOTH_ENDED  close    CLOSING
-    OPEN        finish   CLOSED      `abort`, a reset, or an error of the socket
-    PEER_ENDED  finish   CLOSED
-    ENDED       finish   CLOSED
-    BOTH_ENDED  finish   CLOSED
-    CLOSING     finish   CLOSED      the same, or all is sent
-    CLOSED      told     GONE        `connection_lost` at the end of the turn, and then the socket is closed
-    OPEN        detach   GONE
-    PEER_ENDED  detach   GONE
-    ENDED       detach   GONE
-    BOTH_ENDED  detach   GONE
-
-Two flags stand beside the state, since each may be set and cleared in every state of an open connection: the protocol
-has paused reading, and the protocol was told to pause writing.
+`socket_states` has the states. Two flags stand beside the state, since each may be set and cleared in every state of an
+open connection: the protocol has paused reading, and the protocol was told to pause writing.
 """
 
 from __future__ import annotations
@@ -42,7 +19,10 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from egressproxy.model.states import state_name
-from egressproxy.net.poller import ENDED, READABLE, Poller
+from egressproxy.net import socket_states as states
+from egressproxy.net.poller import ENDED as ENDED_EVENTS
+from egressproxy.net.poller import READABLE, Poller
+from egressproxy.net.socket_states import BOTH_ENDED, CLOSED, CLOSING, ENDED, GONE, OPEN, PEER_ENDED
 from egressproxy.net.watched_socket import (
     NOT_WATCHED,
     READABLE_OR_ENDED,
@@ -61,32 +41,20 @@ MAX_PIECES: Final = 64
 
 _INPUT: Final = select.EPOLLIN
 #: Flags of an event after which no more input follows.
-END_FOLLOWS: Final = select.EPOLLRDHUP | ENDED
+END_FOLLOWS: Final = select.EPOLLRDHUP | ENDED_EVENTS
 
 #: Replaces the protocol once the connection is gone.
 _GONE_PROTOCOL: Final = asyncio.Protocol()
 
-
-class SocketState:
-    OPEN: Final = 0
-    PEER_ENDED: Final = 1
-    ENDED: Final = 2
-    BOTH_ENDED: Final = 3
-    CLOSING: Final = 4
-    CLOSED: Final = 5
-    GONE: Final = 6
-
-
-_READS: Final = (SocketState.OPEN, SocketState.ENDED)
-_WRITES: Final = (SocketState.OPEN, SocketState.PEER_ENDED)
-_HAS_PEER_END: Final = (SocketState.PEER_ENDED, SocketState.BOTH_ENDED)
-_HAS_OUR_END: Final = (SocketState.ENDED, SocketState.BOTH_ENDED)
-_OVER: Final = (SocketState.CLOSED, SocketState.GONE)
-_IS_CLOSING: Final = (SocketState.CLOSING, SocketState.CLOSED, SocketState.GONE)
+_READS: Final = (OPEN, ENDED)
+_WRITES: Final = (OPEN, PEER_ENDED)
+_HAS_PEER_END: Final = (PEER_ENDED, BOTH_ENDED)
+_HAS_OUR_END: Final = (ENDED, BOTH_ENDED)
+_OVER: Final = (CLOSED, GONE)
 
 
 class SocketTransport(WatchedSocket, asyncio.Transport):
-    """The transport, with the states of the table above."""
+    """The transport, with the states of `socket_states`."""
 
     __slots__ = (
         "_error", "_high", "_is_paused", "_is_write_paused", "_low", "_peer", "_protocol", "_state", "poller", "sock",
@@ -118,7 +86,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._low = HIGH_WATER // 4
         self._is_paused = False
         self._is_write_paused = False
-        self._state = SocketState.OPEN
+        self._state = OPEN
         self._error: Exception | None = None
 
     def start(self) -> None:
@@ -157,7 +125,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         if not events & READABLE_OR_ENDED or self._state in _OVER:
             return
         if not self.is_reading():
-            self.look_away(0 if self._state == SocketState.CLOSING else events, is_at_end=self._state in _HAS_PEER_END)
+            self.look_away(0 if self._state == CLOSING else events, is_at_end=self._state in _HAS_PEER_END)
             return
         while True:
             try:
@@ -185,7 +153,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._break(error)
 
     def _end_of_input(self) -> None:
-        self._state = SocketState.PEER_ENDED if self._state == SocketState.OPEN else SocketState.BOTH_ENDED
+        self._state = PEER_ENDED if self._state == OPEN else BOTH_ENDED
         if not self._protocol.eof_received():
             self.close()
         elif self._state not in _OVER:
@@ -266,7 +234,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     def all_sent(self) -> None:
         """Finish closing, or end our side, now that the queue is empty."""
-        if self._state == SocketState.CLOSING:
+        if self._state == CLOSING:
             self._finish()
             return
         self.watch()
@@ -290,19 +258,18 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
     def write_eof(self) -> None:
         if self._state not in _WRITES:
             return
-        self._state = SocketState.ENDED if self._state == SocketState.OPEN else SocketState.BOTH_ENDED
+        self._state = ENDED if self._state == OPEN else BOTH_ENDED
         if self.unsent is None:
             self.shut_down()
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def is_closing(self) -> bool:
-        # The usual answer comes first: this is asked often.
-        return self._state != SocketState.OPEN and self._state in _IS_CLOSING
+        return self._state >= CLOSING
 
     def close(self) -> None:
-        if self._state in _IS_CLOSING:
+        if self._state >= CLOSING:
             return
-        self._state = SocketState.CLOSING
+        self._state = CLOSING
         if self.unsent is None:
             self._finish()
 
@@ -319,14 +286,14 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
             self._finish()
 
     def _finish(self) -> None:
-        self._state = SocketState.CLOSED
+        self._state = CLOSED
         self.unsent = None
         self.poller.forget(self.sock.fileno())
         self.poller.end_later(self._end)
 
     def _end(self) -> None:
         """Call `connection_lost`, at the end of the turn."""
-        self._state = SocketState.GONE
+        self._state = GONE
         protocol, self._protocol = self._protocol, _GONE_PROTOCOL  # breaks the reference cycle with its transport
         error, self._error = self._error, None
         try:
@@ -338,9 +305,9 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         """Hand over the socket, its unsent bytes, and the events that the poller watches for. This transport is closing
         from now on, and its protocol gets no more callbacks.
         """
-        assert self._state not in _IS_CLOSING
+        assert self._state < CLOSING
         unsent, self.unsent = self.unsent, None
-        self._state = SocketState.GONE
+        self._state = GONE
         self._protocol = _GONE_PROTOCOL
         return self.sock, unsent, self.watched
 
@@ -359,7 +326,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """`socket`, `peername` and `sockname`; after the end only a `peername` that was known before."""
-        is_gone = self._state == SocketState.GONE
+        is_gone = self._state == GONE
         if name == "peername":
             if self._peer is None and not is_gone:
                 with suppress(OSError):
@@ -375,5 +342,5 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         return default
 
     def __repr__(self) -> str:
-        state = state_name(SocketState, self._state).lower()
+        state = state_name(states, self._state).lower()
         return f"SocketTransport({state}, {self.get_write_buffer_size()} bytes unsent)"

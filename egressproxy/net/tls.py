@@ -7,30 +7,8 @@ with TlsTruncated (RFC 8446 section 6.1, RFC 9112 section 9.8).
 A `TlsStream` is the protocol of the transport below and the transport of the protocol above. The one below may be a
 TlsStream itself: that is TLS inside a tunnel through an encrypted parent.
 
-States and transitions; no others are allowed:
-
-    state       event    next        the event
-    ----------  -------  ----------  --------------------------------------------------------------------------
-    HANDSHAKE   done     JOINING     the peer is verified: `on_handshake` is told, and may close
-    JOINING     join     OPEN        the protocol above is told of its connection
-    OPEN        peer     PEER_ENDED  the peer's close_notify, and the protocol above keeps our direction
-    OPEN        wait     ENDING      `write_eof` while records are unread, which OpenSSL would drop
-    OPEN        end      ENDED       `write_eof`: our close_notify
-    ENDING      end      ENDED       the records are read
-    ENDING      peer     BOTH_ENDED  ours follows the peer's close_notify
-    ENDED       peer     BOTH_ENDED
-    PEER_ENDED  end      BOTH_ENDED
-    HANDSHAKE   fail     FAILED      closed, aborted, or an error, before the protocol above has heard anything
-    JOINING     fail     FAILED
-    OPEN        close    CLOSED      closed, aborted, an error, or an end without close_notify
-    PEER_ENDED  close    CLOSED
-    ENDING      close    CLOSED
-    ENDED       close    CLOSED
-    BOTH_ENDED  close    CLOSED
-    FAILED      close    CLOSED      the transport below is gone
-
-Three flags are independent of the state: the protocol above has paused reading, its writing is paused, and the
-transport below has ended its input (TCP's FIN), which a paused reader may see much later.
+`tls_states` has the states. Three flags are independent of them: the protocol above has paused reading, its writing is
+paused, and the transport below has ended its input (TCP's FIN), which a paused reader may see much later.
 """
 
 from __future__ import annotations
@@ -43,8 +21,10 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final, cast
 
 from egressproxy.model.states import state_name
+from egressproxy.net import tls_states as states
 from egressproxy.net.tls_failures import TLS_EXPECTATION, TlsExpectation, TlsTruncated, is_eof
 from egressproxy.net.tls_resumption import TlsResumption
+from egressproxy.net.tls_states import BOTH_ENDED, CLOSED, ENDED, ENDING, FAILED, HANDSHAKE, JOINING, OPEN, PEER_ENDED
 
 #: The most plaintext of one record (RFC 8446 section 5.1). A read of this size takes a whole record. An empty
 #: ciphertext buffer afterwards then means that no record is left, which saves a read that would raise.
@@ -54,28 +34,13 @@ MAX_PLAINTEXT: Final = 16384
 #: buffers (BIO) never shrink (87 KB after 64 KiB), and a client may leave many connections idle.
 UNBOUNDED: Final = (1 << 62) - 1  # compiled code has no quicker number that is larger
 
-
-class TlsState:
-    """See the table above. In FAILED and CLOSED nothing is delivered or sent any more."""
-
-    HANDSHAKE: Final = 0
-    JOINING: Final = 1
-    OPEN: Final = 2
-    PEER_ENDED: Final = 3
-    ENDING: Final = 4
-    ENDED: Final = 5
-    BOTH_ENDED: Final = 6
-    FAILED: Final = 7
-    CLOSED: Final = 8
-
-
-_READS: Final = (TlsState.OPEN, TlsState.ENDING, TlsState.ENDED)
-_WRITES: Final = (TlsState.OPEN, TlsState.PEER_ENDED)
-_HAS_PEER_END: Final = (TlsState.PEER_ENDED, TlsState.BOTH_ENDED)
-_HAS_OUR_END: Final = (TlsState.ENDED, TlsState.BOTH_ENDED)
-_IS_EARLY: Final = (TlsState.HANDSHAKE, TlsState.JOINING)
-_IS_UNHEARD: Final = (TlsState.HANDSHAKE, TlsState.JOINING, TlsState.FAILED)
-_OVER: Final = (TlsState.FAILED, TlsState.CLOSED)
+_READS: Final = (OPEN, ENDING, ENDED)
+_WRITES: Final = (OPEN, PEER_ENDED)
+_HAS_PEER_END: Final = (PEER_ENDED, BOTH_ENDED)
+_HAS_OUR_END: Final = (ENDED, BOTH_ENDED)
+_IS_EARLY: Final = (HANDSHAKE, JOINING)
+_IS_UNHEARD: Final = (HANDSHAKE, JOINING, FAILED)
+_OVER: Final = (FAILED, CLOSED)
 
 
 #: Handshakes of this process, by side and result.
@@ -133,7 +98,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._on_handshake: OnHandshake | None = on_handshake
         self._verify = verify
         self._expected = expected
-        self._state = TlsState.HANDSHAKE
+        self._state = HANDSHAKE
         self._error: Exception | None = None
         self._is_paused = False  # the inner protocol does not want plaintext
         self._is_write_paused = False
@@ -154,7 +119,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._in.write(data)
         if self._state in _READS:
             self._pump()
-        elif self._state == TlsState.HANDSHAKE:
+        elif self._state == HANDSHAKE:
             self._handshake()
 
     def eof_received(self) -> bool:
@@ -163,14 +128,14 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._in.write_eof()
         if self._state in _READS:
             self._pump()
-        elif self._state == TlsState.HANDSHAKE:
+        elif self._state == HANDSHAKE:
             self._handshake()
         # A paused reader still has records to come: whether the end is clean shows when they are read.
         return self._state in _HAS_PEER_END or (self._is_paused and self._state in _READS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport below is gone. Without close_notify the protocol above gets TlsTruncated."""
-        was, self._state = self._state, TlsState.FAILED if self._state in _IS_EARLY else TlsState.CLOSED
+        was, self._state = self._state, FAILED if self._state in _IS_EARLY else CLOSED
         if self._resumption is not None:
             if was in _IS_UNHEARD:
                 self._resumption.failed()  # a server may fail on resumption
@@ -234,19 +199,19 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def write_eof(self) -> None:
         """Half-close: send close_notify, and go on reading (RFC 8446 section 6.1)."""
-        if self._state == TlsState.PEER_ENDED:
-            self._state = TlsState.BOTH_ENDED
+        if self._state == PEER_ENDED:
+            self._state = BOTH_ENDED
             self._send_close_notify()
-        elif self._state == TlsState.OPEN:
+        elif self._state == OPEN:
             if self._in.pending:
-                self._state = TlsState.ENDING  # OpenSSL drops records that it finds unread when it shuts down
+                self._state = ENDING  # OpenSSL drops records that it finds unread when it shuts down
             else:
-                self._state = TlsState.ENDED
+                self._state = ENDED
                 self._send_close_notify()
 
     def close(self) -> None:
         """Send close_notify, then close the transport when all is written. `connection_lost(None)` follows."""
-        if self._state == TlsState.HANDSHAKE:
+        if self._state == HANDSHAKE:
             self.abort()
         elif self._state not in _OVER:
             if self._state not in _HAS_OUR_END:
@@ -260,11 +225,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def _mark_closed(self) -> None:
         if self._state not in _OVER:
-            self._state = TlsState.FAILED if self._state in _IS_EARLY else TlsState.CLOSED
+            self._state = FAILED if self._state in _IS_EARLY else CLOSED
 
     def abort_handshake(self) -> None:
         """End a handshake that took too long: `on_handshake` gets TimeoutError. Does nothing after the handshake."""
-        if self._state == TlsState.HANDSHAKE:
+        if self._state == HANDSHAKE:
             self.abort()
             self._report(TimeoutError("the TLS handshake took too long"))
 
@@ -273,7 +238,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         return self._inner is _GONE_PROTOCOL
 
     def is_closing(self) -> bool:
-        return (self._state != TlsState.OPEN and self._state in _OVER) or self._transport.is_closing()
+        return self._state >= FAILED or self._transport.is_closing()
 
     def pause_reading(self) -> None:
         """Deliver no more plaintext. At most one read of the transport below is buffered, as ciphertext."""
@@ -345,11 +310,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         if self._resumption is not None:
             self._resumption.opened(self._ssl)
         handshakes[_SIDES[self._ssl.server_side], "resumed" if self._ssl.session_reused else "full"] += 1
-        self._state = TlsState.JOINING
+        self._state = JOINING
         self._report(None)
         if self.is_closing():
             return
-        self._state = TlsState.OPEN
+        self._state = OPEN
         self._inner.connection_made(self)
         if self._is_write_paused:
             self._inner.pause_writing()
@@ -377,7 +342,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                     self._fail(error)
                     return
                 self._error = TlsTruncated("the connection ended without close_notify")
-                self._state = TlsState.CLOSED
+                self._state = CLOSED
                 self._transport.close()
                 return
             if not plain:
@@ -388,13 +353,13 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                 break
         if self._out.pending:
             self._flush()  # an answer to KeyUpdate or a refused renegotiation
-        if self._state == TlsState.ENDING and not incoming.pending:
-            self._state = TlsState.ENDED
+        if self._state == ENDING and not incoming.pending:
+            self._state = ENDED
             self._send_close_notify()
 
     def _peer_closed(self) -> None:
-        was, self._state = self._state, TlsState.PEER_ENDED if self._state == TlsState.OPEN else TlsState.BOTH_ENDED
-        if was == TlsState.ENDING:
+        was, self._state = self._state, PEER_ENDED if self._state == OPEN else BOTH_ENDED
+        if was == ENDING:
             self._send_close_notify()
         if not self._inner.eof_received():
             self.close()
@@ -423,7 +388,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._report(error)
 
     def __repr__(self) -> str:
-        return f"TlsStream({state_name(TlsState, self._state).lower()}{', paused' if self._is_paused else ''})"
+        return f"TlsStream({state_name(states, self._state).lower()}{', paused' if self._is_paused else ''})"
 
 
 OnHandshake = Callable[[TlsStream, Exception | None], None]

@@ -59,6 +59,9 @@ class HostMap(Generic[T]):
 
     def after_exact(self, host: str) -> Iterator[T]:
         """The values of every wildcard that matches, longest suffix first, then that of every host."""
+        return self._after_exact(host) if self._suffixes or "" in self._exact else iter(())
+
+    def _after_exact(self, host: str) -> Iterator[T]:
         suffixes = self._suffixes
         if suffixes:
             dot = host.find(".")

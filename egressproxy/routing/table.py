@@ -141,7 +141,8 @@ class HttpTable(Generic[T]):
         HEAD_TOO_LARGE for values that are too long for expressions, TARGET_TOO_LONG for too many query parameters; the
         connection need not be closed.
         """
-        bucket = self._hosts.exact(host)
+        exact = self._hosts.exact
+        bucket = exact(host)
         if bucket is None:
             asked = _UNASKED
         else:

@@ -45,8 +45,8 @@ MAX_TEXT: Final = 8192
 MAX_SHARED_PARTS: Final = 16_384
 #: What the log calls the fields of a CallerIdentity that stand there only where they are known, in their order.
 _IDENTITY_KEYS: Final = ("origin_client", "origin_gateway", "identity", "identity_source")
-#: kind, gateway, listener, route, backend, the key of the client's identity, and the series, which has the policy.
-_PartKey = tuple[str, str, str, str, str, str, Series | None]
+#: `is_tunnel`, gateway, listener, route, backend, the key of the identity, and the series, which has the policy.
+_PartKey = tuple[bool, str, str, str, str, str, Series | None]
 _OK: Final = Reason.OK
 #: Envoy's response flags for our reasons, so that dashboards made for Envoy's access log read ours. Reasons without a
 #: flag in Envoy (a denial by policy, an operator's mistake) have none: `reason` is better than a flag that nearly fits.
@@ -164,7 +164,9 @@ class AccessLog:
         """Log a finished exchange. Never blocks."""
         if self._writer is None:
             return
-        if exchange.reason is _OK and not exchange.would_deny and not exchange.detail and LOGGED not in exchange.state:
+        state = exchange.state
+        is_plain = exchange.reason is _OK and not exchange.would_deny and not exchange.detail
+        if is_plain and (not state or LOGGED not in state):
             line = self._plain(exchange)
         elif exchange.denied and self._is_flood(exchange):
             return
@@ -239,7 +241,7 @@ class AccessLog:
             stamp = self._stamps.get(second) or self._stamp(second)
             self._moment = f'{{"time":"{stamp}{_THOUSANDTHS[millisecond % 1000]}Z",'
         key = (
-            exchange.kind,
+            exchange.is_tunnel,
             exchange.gateway,
             exchange.listener,
             exchange.route,
@@ -280,9 +282,10 @@ class AccessLog:
         """The shared part of a line: names of the configuration, and the client's identity."""
         if len(self._shared_parts) >= MAX_SHARED_PARTS:
             self._shared_parts.clear()
-        *where, _, series = key
-        keys = ("kind", "gateway", "listener", "route", "backend")
-        fields = {**dict(zip(keys, where, strict=True)), **_identity(identity), **_decision(series)}
+        is_tunnel, *where, _, series = key
+        keys = ("gateway", "listener", "route", "backend")
+        kind = "tunnel" if is_tunnel else "request"
+        fields = {"kind": kind, **dict(zip(keys, where, strict=True)), **_identity(identity), **_decision(series)}
         shared = self._shared_parts[key] = _dumps(fields)[1:-2] + ","
         return shared
 

@@ -31,7 +31,6 @@ MAX_TENANT_IDLE: Final = 1024
 class Pooled(Protocol):
     """What a pool needs of a connection."""
 
-    @property
     def is_leaving(self) -> bool:
         """Whether it is lost, or closing."""
 
@@ -107,7 +106,7 @@ class Pool(Generic[C]):
         idle = self.idle
         while idle:
             connection = idle.pop()
-            if not connection.is_leaving:
+            if not connection.is_leaving():
                 return connection
         return None
 
@@ -117,7 +116,7 @@ class Pool(Generic[C]):
             return None
         while self.kept:
             connection = self.kept.pop()
-            if not connection.is_leaving:
+            if not connection.is_leaving():
                 self._count(connection, ticket.client)
                 return connection
         return None
@@ -183,7 +182,7 @@ class Pool(Generic[C]):
     # --- giving back -------------------------------------------------------------------------------------------
     def release(self, connection: C, *, reusable: bool) -> C | None:
         """An exchange has ended. Returns the connection if the caller must close it (and call `lost` later)."""
-        if not reusable or connection.is_leaving or self.is_retired:
+        if not reusable or connection.is_leaving() or self.is_retired:
             return connection
         if self.is_counting:
             return self._release_counted(connection)
@@ -295,7 +294,7 @@ class TenantPool(Pool[C]):
         while own:
             connection, _ = own.popitem()
             del self._idle[connection]
-            if not connection.is_leaving:
+            if not connection.is_leaving():
                 if self.is_counting:
                     self._count(connection, ticket.client)
                 return connection
@@ -314,7 +313,7 @@ class TenantPool(Pool[C]):
     def release(self, connection: C, *, reusable: bool) -> C | None:
         """As of Pool. While others wait it is to be closed: they may be of another tenant, and open their own."""
         is_full = len(self._idle) >= self.max_idle
-        if not reusable or connection.is_leaving or self.is_retired or self.waiting or is_full:
+        if not reusable or connection.is_leaving() or self.is_retired or self.waiting or is_full:
             return connection
         if self.is_counting:
             self._forget(connection)

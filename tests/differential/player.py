@@ -183,8 +183,8 @@ def requests(asked: Played) -> Seen:
                 break
             seen.append(event_of(event))
             if isinstance(event, RequestHead) and (event.method == b"CONNECT" or event.upgrade):
-                return [*seen, reader.buffered, said(reader.take_rest()), repr(reader)]
-        seen.append([reader.buffered, said(reader.first_byte), reader.has_partial_head, reader.is_untouched])
+                return [*seen, reader.buffered(), said(reader.take_rest()), repr(reader)]
+        seen.append([reader.buffered(), said(reader.first_byte), reader.has_partial_head, reader.is_untouched])
     return [*seen, repr(reader)]
 
 
@@ -211,7 +211,7 @@ def responses(asked: Played) -> Seen:
             seen.append(event_of(event))
             if isinstance(event, ResponseHead) and not event.is_interim:
                 seen.append(["begun", tried(seen, reader.has_begun_body)])
-        seen.append([reader.buffered, reader.needs_more])
+        seen.append([reader.buffered(), reader.needs_more])
     reader.expect(b"GET")
     tried(seen, reader.next)
     return [*seen, repr(reader)]
@@ -347,7 +347,10 @@ def destinations(asked: Played) -> Seen:
 @dataclass(eq=False)
 class Connection:
     number: int
-    is_leaving: bool = False
+    leaves: bool = False
+
+    def is_leaving(self) -> bool:
+        return self.leaves
 
     def __repr__(self) -> str:
         return f"c{self.number}"
@@ -394,7 +397,7 @@ class PoolGame:
 
     def go(self, number: int, _: int) -> object:
         if self.open:
-            self.open[number % len(self.open)].is_leaving = True
+            self.open[number % len(self.open)].leaves = True
         return None
 
     def retire(self, _: int, __: int) -> object:

@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis.strategies import booleans, lists, sampled_from, tuples
 
 from egressproxy.model.states import state_name
-from egressproxy.net import tls
-from egressproxy.net.tls import TlsState, TlsStream
+from egressproxy.net import tls_states as states
+from egressproxy.net.tls import TlsStream
 from tests.net.test_tls import Inner, Pair, Wire
 from tests.support.properties import examples
 from tests.support.states import tables
 
-(TABLE,) = tables(tls)
-OVER = (TlsState.FAILED, TlsState.CLOSED)
-EARLY = (TlsState.HANDSHAKE, TlsState.JOINING)
+(TABLE,) = tables(states)
+OVER = (states.FAILED, states.CLOSED)
+EARLY = (states.HANDSHAKE, states.JOINING)
 
 
 def expected(stream: TlsStream, *events: str) -> str:
     """The state after the first of these events that the table has in this state; else the same one."""
-    state = state_name(TlsState, stream._state)
+    state = state_name(states, stream._state)
     return next((TABLE[state, event] for event in events if (state, event) in TABLE), state)
 
 
@@ -43,30 +43,30 @@ class Side:
     def end(self) -> None:
         following = expected(self.stream, "wait" if self.stream._in.pending else "end", "end")
         self.stream.write_eof()
-        assert state_name(TlsState, self.stream._state) == following
+        assert state_name(states, self.stream._state) == following
 
     def close(self) -> None:
         following = (
-            state_name(TlsState, self.stream._state)
+            state_name(states, self.stream._state)
             if self.stream._state in OVER
             else expected(self.stream, "close", "fail")
         )
         self.stream.close()
-        assert state_name(TlsState, self.stream._state) == following
+        assert state_name(states, self.stream._state) == following
 
     def abort(self) -> None:
         following = (
-            state_name(TlsState, self.stream._state)
+            state_name(states, self.stream._state)
             if self.stream._state in OVER
             else expected(self.stream, "close", "fail")
         )
         self.stream.abort()
-        assert state_name(TlsState, self.stream._state) == following
+        assert state_name(states, self.stream._state) == following
 
     def is_late(self) -> None:
-        following = expected(self.stream, "fail") if self.stream._state == TlsState.HANDSHAKE else None
+        following = expected(self.stream, "fail") if self.stream._state == states.HANDSHAKE else None
         self.stream.abort_handshake()
-        assert following in (None, state_name(TlsState, self.stream._state))
+        assert following in (None, state_name(states, self.stream._state))
 
     def pause(self) -> None:
         self.stream.pause_reading()
@@ -127,7 +127,7 @@ def test_whatever_happens_in_whatever_order_is_in_the_table(
             await asyncio.sleep(0)
             for side in (client, server):
                 state, heard = side.stream._state, side.inner.heard
-                assert (("made" in heard) and state not in (*EARLY, TlsState.FAILED)) or not heard
+                assert (("made" in heard) and state not in (*EARLY, states.FAILED)) or not heard
                 assert heard.count("made") <= 1
                 assert sum(isinstance(one, tuple) for one in heard) == (side.wire.lost and "made" in heard)
                 assert state in OVER or not side.wire.lost

@@ -41,7 +41,7 @@ def tables(module: ModuleType) -> list[Table]:
 class _Checked:
     """In place of the slot `_state`."""
 
-    def __init__(self, slot: Any, names: type, table: Table) -> None:
+    def __init__(self, slot: Any, names: object, table: Table) -> None:
         self._slot = slot
         self._names = names
         self._steps = {(state, following) for (state, _), following in table.items()}
@@ -62,7 +62,7 @@ class _Checked:
         self._slot.__set__(one, state)
 
 
-def check(owner: type, names: type, table: Table) -> None:
+def check(owner: type, names: object, table: Table) -> None:
     """From now on every step of this class has to be in the table."""
     slot = owner.__dict__["_state"]
     if not isinstance(slot, _Checked):

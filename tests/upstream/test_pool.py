@@ -17,7 +17,10 @@ from tests.support.properties import examples
 class Connection:
     def __init__(self) -> None:
         self.is_lost = False
-        self.is_leaving = False
+        self.leaves = False
+
+    def is_leaving(self) -> bool:
+        return self.leaves
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def test_a_connection_that_is_closing_is_not_handed_out():
     pool: Pool[Connection] = Pool("p")
     one = opened(pool)
     pool.release(one, reusable=True)
-    one.is_leaving = True
+    one.leaves = True
     assert pool.take() is None
     pool.lost(one)
     assert pool.open == 0
@@ -266,7 +269,7 @@ class Life(RuleBasedStateMachine):
         known = [*self.busy, *self.closing]
         idle = [one for one in (*self.pool.idle, *self.pool.kept) if one not in known]  # each is lost once
         for connection in [*known, *idle]:
-            connection.is_lost = connection.is_leaving = True
+            connection.is_lost = connection.leaves = True
             self.pool.lost(connection)
         for claim in self.opening:
             self.pool.lost(claim)
@@ -277,7 +280,7 @@ class Life(RuleBasedStateMachine):
         self.loop.close()
 
     def _close(self, connection: Connection) -> None:
-        connection.is_leaving = True
+        connection.leaves = True
         self.closing.append(connection)
 
     def _release(self, connection: Connection, reusable: bool) -> None:
@@ -302,7 +305,7 @@ class Life(RuleBasedStateMachine):
         claim: PoolTicket[Connection] = PoolTicket(client)
         connection = self.pool.take() or self.pool.take_kept(claim)
         if connection is not None:
-            assert not connection.is_leaving
+            assert not connection.is_leaving()
             self._take(connection, client)
         elif self.pool.may_open(claim):
             self.opening.append(claim)
@@ -389,7 +392,7 @@ class Life(RuleBasedStateMachine):
         for claim in self.queue:
             if not has_waited(claim) and self.pool._held.of(claim.client) < self.SHARE:
                 assert self.pool.open == self.LIMIT
-                assert not [one for one in self.pool.kept if not one.is_leaving]
+                assert not [one for one in self.pool.kept if not one.is_leaving()]
 
 
 def _index(items):

@@ -18,7 +18,10 @@ TENANTS = ("a", "b", "c")
 class Connection:
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
-        self.is_leaving = False
+        self.leaves = False
+
+    def is_leaving(self) -> bool:
+        return self.leaves
 
 
 def opened(pool: TenantPool[Connection], tenant: str) -> Connection:

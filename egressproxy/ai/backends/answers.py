@@ -84,9 +84,8 @@ class TranslatedStream(MadeAnswer):
     _sink: BodySink | None = None
     has_ended: bool = False
 
-    @property
     def is_reusable(self) -> bool:
-        return self._upstream.is_reusable
+        return self._upstream.is_reusable()
 
     def settle_length(self) -> int:
         return -1

@@ -52,7 +52,8 @@ class RequestRateLimit(Filter):
 
     def request_headers(self, exchange: Exchange) -> None:
         """Takes a token. Raises LimitExceeded(REQUEST_RATE, 429) with the seconds to the next one."""
-        now = self._clock()
+        clock = self._clock
+        now = clock()
         full_at = self._full_at[0]
         if full_at < now:
             full_at = now

@@ -110,14 +110,17 @@ class Cluster:
         """The target of this exchange. Raises UpstreamFault (503) without an endpoint, LimitExceeded, Denied."""
         if self.fixed is not None:
             return self.fixed
-        backend = self.spec.backend
         if self._is_dynamic:
             authority = exchange.authority
             if authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
-            tls = (backend.tls or DEFAULT_TLS) if exchange.scheme == b"https" else None
-            found = self._find((authority.host, authority.port, tls is not None))
-            return found if found is not None else self.targets.named(client_of(exchange), authority, tls)
+            is_secure = exchange.scheme == b"https"
+            find = self._find
+            found = find((authority.host, authority.port, is_secure))
+            if found is not None:
+                return found
+            tls = (self.spec.backend.tls or DEFAULT_TLS) if is_secure else None
+            return self.targets.named(client_of(exchange), authority, tls)
         return self.endpoint_target(self._next_endpoint(exchange))
 
     def another_target(self, exchange: Exchange, avoid: Collection[UpstreamHost]) -> UpstreamHost:
@@ -183,8 +186,8 @@ class Cluster:
     def host_field(self, exchange: Exchange, target: UpstreamHost) -> bytes:
         """The Host value for this backend, unless the route rewrote it."""
         authority = exchange.authority
-        if self.fixed is not None or authority is None:
-            return target.host_field
+        if self.fixed is not None or self._is_dynamic or authority is None:
+            return target.host_field  # a Dynamic one is the destination of the exchange
         is_https = exchange.scheme == b"https"
         if is_https is (target.tls is not None) and authority.host == target.host and authority.port == target.port:
             return target.host_field

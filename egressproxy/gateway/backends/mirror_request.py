@@ -20,7 +20,7 @@ from egressproxy.filters.chain import finish, run_to_end
 from egressproxy.gateway.backends.mirror import MAX_HELD, Mirror
 from egressproxy.gateway.backends.own_caller import OwnCaller
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, call_upstream
+from egressproxy.gateway.backends.upstream_call import HeldConnection, call_upstream
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -231,7 +231,7 @@ class MirrorRequest(OwnCaller):
             raise _Dropped  # a filter has answered
         cluster = mirror.cluster
         upstream = await call_upstream(
-            self, self.connection, exchange, cluster, cluster.target(exchange), mirror.chain, None, Repeat.IF_STALE
+            self, self.connection, exchange, cluster, cluster.target(exchange), mirror.chain, None
         )
         if isinstance(upstream, LocalResponse):
             raise _Dropped
@@ -240,7 +240,7 @@ class MirrorRequest(OwnCaller):
             with suppress(GatewayError):  # how its body ends does not matter
                 await upstream.response_end()
         self._upstream = None
-        self.connection.release(reusable=upstream.is_reusable)
+        self.connection.release(reusable=upstream.is_reusable())
         self.connection.check_credentials(exchange)
 
     def send_request(

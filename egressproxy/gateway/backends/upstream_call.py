@@ -144,7 +144,7 @@ async def call_upstream(
     target: UpstreamHost,
     chain: Chain,
     body: bytes | ReplayableBody | None,
-    repeat: int,
+    repeat: int = Repeat.IF_STALE,
 ) -> Upstream | LocalResponse:
     """Send `exchange.request` to a target of this cluster, until `exchange.response` is there: its final head.
 
@@ -179,7 +179,7 @@ async def call_upstream(
                     via, next_hop, upstream = await cluster.acquire_by_any_way(exchange, target, chain.connect)
                     by_route = host or cluster.host_field(exchange, target)
                     exchange.upstream_host = target.host_field if via.behind is not None else by_route
-            held.hold(via, next_hop, upstream)
+            held.cluster, held.target, held.upstream = via, next_hop, upstream
             exchange.upstream = upstream.address
             if via.is_unverified:
                 via.note_unverified(exchange, next_hop)

@@ -228,7 +228,7 @@ class AttemptDriver:
         self._cancel_timer()
         if not upstream.has_ended:
             upstream.whole_body()
-        self._client.pipeline.release(reusable=upstream.is_reusable)
+        self._client.pipeline.release(reusable=upstream.is_reusable())
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -245,7 +245,6 @@ class Client(TimedClient, Protocol):
     def request_handler(self) -> RequestHandler:
         """Who is told of requests: the connection manager."""
 
-    @property
     def unread(self) -> int:
         """Bytes that are here behind the current request."""
 

@@ -51,7 +51,12 @@ class ClientConnection(DownstreamConnection, Client):
     def send_request(
         self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
-        send_request(self, self.driver, self.pipeline.backend, exchange, upstream, body, pseudonym)
+        head, pipeline = exchange.request, self.pipeline
+        if body is None and head.body == 0 and pipeline.mirror_requests is None:  # most requests: nothing to decide
+            upstream.begin(self.driver, head)
+            upstream.send_head(head, exchange.upstream_host, pseudonym)
+        else:
+            send_request(self, self.driver, pipeline.backend, exchange, upstream, body, pseudonym)
 
     def trailers_to_pass(self, trailers: bytes) -> bytes:
         return self.passable_of_request(trailers)

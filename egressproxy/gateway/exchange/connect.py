@@ -110,7 +110,7 @@ async def serve_connect(
 async def first_bytes(client: Client) -> ActiveListener:
     """Wait for the client's first bytes, or end. Returns its listener of then. Raises BadRequest (CLIENT_TIMEOUT)."""
     client.deadline.after(client.request_headers_s or client.idle_s)
-    while not client.unread and not client.has_ended:
+    while not client.unread() and not client.has_ended:
         client.listen()
         await PAUSE
     client.stop_listening()
@@ -208,7 +208,7 @@ async def switch_protocols(accounting: Accounting, exchange: Exchange, client: C
     pipeline = client.pipeline
     assert pipeline.route is not None
     assert pipeline.upstream is not None
-    if pipeline.upstream.is_leaving:  # a filter has waited meanwhile
+    if pipeline.upstream.is_leaving():  # a filter has waited meanwhile
         raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
     if not is_tunnel(client):
         listener = client.listener

@@ -19,7 +19,7 @@ from egressproxy.gateway.backends.buffered_body import BUFFERED_REQUEST, Buffere
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, proxy_credentials_fault
+from egressproxy.gateway.backends.upstream_call import call_upstream, proxy_credentials_fault
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.attempt_driver import AttemptDriver
 from egressproxy.gateway.exchange.client import Client
@@ -117,16 +117,16 @@ class HttpConnectionManager(Server):
             found: Answer | LocalResponse | None = None
             actions = pipeline.request(exchange, head, client.state.port, client.server_name, client.tunnel)
             for action in actions:
-                if action == FILTER:
-                    steps: FilterSteps = pipeline.steps  # type: ignore[assignment]  # set with the action
-                    outcome = run(steps, exchange)
-                    if outcome is not None:
-                        pipeline.answer = await answer_of(outcome, steps, exchange, pipeline)
-                elif action == ENTER_GATE:
+                if action == ENTER_GATE:
                     route: Route = pipeline.route  # type: ignore[assignment]
                     if self.accounting.gate is not None:
                         pipeline.tenant = self.accounting.gate.admit(exchange, route.priority)
                     client.clock = started_clock(client, route.clock_s, route.idle_s)
+                elif action == FILTER:
+                    steps: FilterSteps = pipeline.steps  # type: ignore[assignment]  # set with the action
+                    outcome = run(steps, exchange)
+                    if outcome is not None:
+                        pipeline.answer = await answer_of(outcome, steps, exchange, pipeline)
                 elif action == CALL:
                     client.body_limit = exchange.max_body_bytes
                     body = pipeline.body
@@ -137,7 +137,7 @@ class HttpConnectionManager(Server):
                     cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
                     chain = pipeline.response_chain = backend.chain
                     found = await call_upstream(
-                        client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, Repeat.IF_STALE
+                        client, pipeline, exchange, cluster, cluster.target(exchange), chain, body
                     )
                     if pipeline.held_bytes is not None:
                         body = None
@@ -209,7 +209,7 @@ class HttpConnectionManager(Server):
             if pipeline.end(exchange, answered, is_lost=client.is_lost) != RESPOND_INSTEAD:
                 raise answered
             if pipeline.upstream is not None:
-                pipeline.release(reusable=pipeline.upstream.is_reusable)
+                pipeline.release(reusable=pipeline.upstream.is_reusable())
             self.answer(exchange, client, await run_response_filters(answered.answer, exchange, pipeline))
         except BaseException as error:  # also what a filter may raise to end more than itself
             self.handle_error(exchange, client, error)
@@ -253,7 +253,7 @@ class HttpConnectionManager(Server):
         try:
             if not exchange.bytes_in:  # a tunnel has counted for itself
                 # What is buffered belongs to the next request; behind a malformed one there is none.
-                exchange.bytes_in = client.bytes_in - (client.unread if head is not None else 0)
+                exchange.bytes_in = client.bytes_in - (client.unread() if head is not None else 0)
                 exchange.bytes_out = client.bytes_out
             self.accounting.account(exchange, pipeline)
         finally:
@@ -273,4 +273,4 @@ class HttpConnectionManager(Server):
 
 def has_stray_bytes(exchange: Exchange, client: Client) -> bool:
     """Whether bytes came behind a CONNECT or an upgrade: if that fails, they must not be read as a request."""
-    return exchange.asks_to_switch and client.unread > 0
+    return exchange.asks_to_switch and client.unread() > 0

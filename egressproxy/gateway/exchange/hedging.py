@@ -203,7 +203,7 @@ class HedgedAttempt:
         if upstream is not None and self.is_over and not upstream.is_lost:
             if not upstream.has_ended:
                 upstream.whole_body()
-            is_reusable = upstream.is_reusable
+            is_reusable = upstream.is_reusable()
         self.connection.release(reusable=is_reusable)
 
     async def _live(self, repeat: int) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.message import RequestHead, TargetForm
+from egressproxy.model.message import RequestHead
 
 _DEFAULT_PORTS = {b"http": 80, b"https": 443}
 
@@ -41,7 +41,7 @@ class OpenedTunnel:
         """
         if self.fault is not None:
             raise self.fault
-        if head.form == TargetForm.ABSOLUTE and head.scheme != self.scheme:
+        if head.scheme and head.scheme != self.scheme:
             message = f"only {self.scheme.decode()} is spoken inside the tunnel to {self.authority}"
             raise BadRequest(Reason.BAD_TARGET, message)
         if head.host not in self.hosts:
@@ -76,7 +76,7 @@ class Redirection:
         """Where it goes: to its Host, else to the address. Raises BadRequest (400), GatewayFault (421) for another port
         than was dialled.
         """
-        if head.form == TargetForm.ABSOLUTE and head.scheme != self.scheme:
+        if head.scheme and head.scheme != self.scheme:
             raise BadRequest(Reason.BAD_TARGET, "only http is spoken on a redirected connection without TLS")
         if not head.host:
             return self.authority

@@ -288,7 +288,6 @@ class Pipeline(HeldConnection):
         of HTTP begins with one that a TLS server would take.
         """
         exchange.is_tunnel = True
-        exchange.kind = "tunnel"
         if not listener.is_forward or is_inside:
             raise connect_not_served()
         authority = exchange.authority = read_authority(head.target, None)

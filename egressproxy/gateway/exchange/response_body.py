@@ -57,7 +57,7 @@ def begin_response(
     if body is None:
         exchange.first_byte_at = monotonic()
         return False
-    pipeline.release(reusable=upstream.is_reusable)
+    pipeline.release(reusable=upstream.is_reusable())
     return True
 
 
@@ -75,7 +75,7 @@ async def relay_response(exchange: Exchange, client: Client, chain: BodyChain | 
         await upstream.response_end()
         while not body_filter.is_over or body_filter.has_failed:
             await PAUSE
-    pipeline.release(reusable=upstream.is_reusable)
+    pipeline.release(reusable=upstream.is_reusable())
 
 
 async def filter_response(server: Server, exchange: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
@@ -106,7 +106,7 @@ async def filter_response(server: Server, exchange: Exchange, client: Client, pl
             await upstream.response_end()
             body, trailers = await collector.whole(), collector.trailers
     except GatewayError as error:
-        if not isinstance(error, UpstreamFault) and upstream.is_reusable:
+        if not isinstance(error, UpstreamFault) and upstream.is_reusable():
             client.pipeline.release(reusable=True)  # a filter has refused what the backend has said to its end
         raise
     if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)

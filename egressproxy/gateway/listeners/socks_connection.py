@@ -19,7 +19,7 @@ from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import Hop, RequestHead, TargetForm
+from egressproxy.model.message import Hop, RequestHead
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import (
     CommandNotServed,
@@ -77,7 +77,6 @@ class SocksConnection(CountedClient):
             self._negotiation = None
             hop = Hop(host=negotiation.target, via=negotiation.via, proxy_authorization=negotiation.credentials)
             head = RequestHead(b"CONNECT", negotiation.target, Fields(), hop)
-            head.form = TargetForm.AUTHORITY
             self.serve_head(head, negotiation.take_rest())
 
     def _refuse(self, error: SocksServerError, first_byte: bytes) -> None:

@@ -187,7 +187,6 @@ async def serve_stream(accounting: Accounting, client: StreamConnection) -> None
     port = client.state.port
     exchange = client.pipeline.exchange = accounting.new_exchange(client.client, port.first, ANONYMOUS)
     exchange.is_tunnel = True
-    exchange.kind = "tunnel"
     exchange.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body
     try:
         await tunnel_stream(accounting, exchange, client)

@@ -24,7 +24,7 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import Hop, RequestHead, TargetForm
+from egressproxy.model.message import Hop, RequestHead
 from egressproxy.net.original_destination import NotRedirected
 from egressproxy.protocols.tls.client_hello import ACCESS_DENIED, BadClientHello, ClientHello, ClientHelloReader, NotTls
 from egressproxy.telemetry.metrics import Metrics
@@ -124,7 +124,6 @@ class TransparentConnection(CountedClient):
             target = f"{hello.sni}:{destination.port}"
         raw = target.encode()
         head = RequestHead(b"CONNECT", raw, Fields(), Hop(host=raw))
-        head.form = TargetForm.AUTHORITY
         self.serve_head(head, self._take_early())
 
     def _take_early(self) -> bytes:

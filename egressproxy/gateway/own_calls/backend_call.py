@@ -172,7 +172,7 @@ async def _respond(driver: Driver, inner: Exchange, cluster: Cluster, chain: Cha
         if not upstream.has_ended:
             upstream.send_response_body_to(caller)
             await upstream.response_end()
-        caller.connection.release(reusable=upstream.is_reusable)
+        caller.connection.release(reusable=upstream.is_reusable())
         return CallResponse(response, caller.answer.joined(), caller.trailers)
     except GatewayError as error:
         caller.connection.fail(inner, error)

@@ -188,7 +188,7 @@ class BidirectionalCall(OwnCaller):
             check_end({**dict(inner.response.fields), **dict(Fields(self._trailers))})
             if not self._reader.is_between:
                 raise UpstreamFault(Reason.UPSTREAM_INCOMPLETE, "the stream ended within a message")
-            held.release(reusable=upstream.is_reusable)
+            held.release(reusable=upstream.is_reusable())
             is_whole = True
         except GatewayError as caught:
             error = caught

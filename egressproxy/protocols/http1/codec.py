@@ -35,9 +35,10 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.message import Hop, RequestHead, ResponseHead
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import NO_TRAILERS, EndOfMessage
+from egressproxy.protocols.http1.codec_states import BROKEN, IDLE, IN_CHUNKS, IN_HEAD, IN_LENGTH, IN_REST
 from egressproxy.protocols.http1.framing import TCHAR, HeadLimits, Malformed, head_fault
 from egressproxy.protocols.http1.head_grammar import FieldSection, HeadGrammar
-from egressproxy.protocols.http1.message_reader import CodecState, MessageReader
+from egressproxy.protocols.http1.message_reader import MessageReader
 
 #: Empty lines that are skipped before a request line (RFC 9112 section 2.2).
 MAX_EMPTY_LINES: Final = 4
@@ -60,7 +61,7 @@ class RequestReader(MessageReader[Hop]):
     >>> reader = RequestReader(HeadLimits())
     >>> reader.feed(b"GET /a HTTP/1.1\\r\\nHost: a.example\\r\\n\\r\\n")
     >>> reader.next()
-    RequestHead(GET, ORIGIN, body=0)
+    RequestHead(GET, body=0)
 
     Behind a CONNECT or an upgrade the caller decides before it asks for the next event: `take_rest` if the tunnel is
     made; if it is refused while something is `buffered`, the connection has to be closed: those bytes are no request.
@@ -70,19 +71,19 @@ class RequestReader(MessageReader[Hop]):
 
     def __init__(self, limits: HeadLimits, grammar: HeadGrammar[Hop] | None = None) -> None:
         """`grammar` is another one for these limits than that of all readers."""
-        super().__init__(grammar or request_head.request_grammar(limits), CodecState.HEAD)
+        super().__init__(grammar or request_head.request_grammar(limits), IN_HEAD)
         self._empty_lines = 0
         self._is_line_checked = False
 
     @property
     def has_partial_head(self) -> bool:
         """Whether bytes of a head are buffered that `next` has not returned."""
-        return self._state == CodecState.HEAD and self._at < len(self._buffer)
+        return self._state == IN_HEAD and self._at < len(self._buffer)
 
     def next(self) -> RequestHead | bytes | EndOfMessage | None:
         """The next event, or None: feed more. Raises BadRequest, LimitExceeded (413, 414, 431), always with `close`."""
         try:
-            if self._state == CodecState.HEAD:
+            if self._state == IN_HEAD:
                 buffer = self._buffer
                 if self._at == len(buffer):
                     return None
@@ -99,7 +100,7 @@ class RequestReader(MessageReader[Hop]):
         except Malformed as fault:
             kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
             self._fault = partial(kind, fault.reason, fault.message, status=fault.status, close=True)
-            self._state = CodecState.BROKEN
+            self._state = BROKEN
         assert self._fault is not None
         raise self._fault()
 
@@ -148,7 +149,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
     __slots__ = ("_eof", "_interim", "_is_started", "_method")
 
     def __init__(self, limits: HeadLimits, grammar: HeadGrammar[response_head.ResponseHop] | None = None) -> None:
-        super().__init__(grammar or response_head.response_grammar(limits), CodecState.IDLE)
+        super().__init__(grammar or response_head.response_grammar(limits), IDLE)
         self._method = b""
         self._interim = 0
         self._is_started = False  # something of this response has come
@@ -156,15 +157,14 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
 
     def expect(self, method: bytes) -> None:
         """Announce the response to this method, which decides whether a body follows (RFC 9112 section 6.3)."""
-        if self._state == CodecState.BROKEN:
-            return
-        if self._at < len(self._buffer) or self._state != CodecState.IDLE:
-            self._break(Reason.BAD_RESPONSE, "the upstream spoke before it was asked", RetrySafety.IF_REUSED)
+        if self._state != IDLE or self._at < len(self._buffer):
+            if self._state != BROKEN:
+                self._break(Reason.BAD_RESPONSE, "the upstream spoke before it was asked", RetrySafety.IF_REUSED)
             return
         self._method = method
         self._interim = 0
         self._is_started = False
-        self._state = CodecState.HEAD
+        self._state = IN_HEAD
 
     def feed_eof(self, clean: bool) -> None:
         """The upstream sends no more; `clean` is false after a reset, or an end of TLS without its close_notify."""
@@ -178,15 +178,15 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         """
         event: ResponseHead | bytes | EndOfMessage | None = None
         try:
-            if self._state == CodecState.HEAD:
+            if self._state == IN_HEAD:
                 event = self._next_head()
-            elif self._state == CodecState.UNTIL_CLOSE:
+            elif self._state == IN_REST:
                 event = self._take(len(self._buffer))
                 if event is None and self._eof:
-                    self._state = CodecState.IDLE
+                    self._state = IDLE
                     return NO_TRAILERS
-            elif self._state != CodecState.BROKEN:
-                if self._state == CodecState.IDLE:
+            elif self._state != BROKEN:
+                if self._state == IDLE:
                     return None
                 event = self._next_of_body()
         except Malformed as fault:
@@ -201,7 +201,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault where the upstream
         ended before it, or sent no chunk.
         """
-        has_begun = self._at < len(self._buffer) or (self._state == CodecState.UNTIL_CLOSE and bool(self._eof))
+        has_begun = self._at < len(self._buffer) or (self._state == IN_REST and bool(self._eof))
         if self._chunks is not None:
             try:
                 has_begun = self._chunks.copy().decode(self._buffer, self._at)[0] is not None
@@ -218,7 +218,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
     @property
     def needs_more(self) -> bool:
         """Within a body of which nothing is left: `next` gives None until more is fed."""
-        return not self._buffer and self._eof is None and (self._state == CodecState.CHUNKED or self._left > 0)
+        return not self._buffer and self._eof is None and (self._state == IN_CHUNKS or self._left > 0)
 
     def settle_length(self) -> int:
         """The bytes of a chunked body of which the buffer holds all, and nothing behind it, trailers neither: from now
@@ -241,7 +241,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         self._left = len(self._buffer)
         self._at = self._scanned = 0
         self._chunks = None
-        self._state = CodecState.LENGTH
+        self._state = IN_LENGTH
         return self._left
 
     def _next_head(self) -> ResponseHead | None:
@@ -259,7 +259,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         length = head.body
         if length > 0:
             self._left = length
-            self._state = CodecState.LENGTH
+            self._state = IN_LENGTH
         elif head.is_interim:
             self._interim += 1
             if self._interim > MAX_INTERIM:
@@ -278,7 +278,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
 
     def _break_off(self) -> None:
         """The upstream has ended in the middle (RFC 9112 section 8)."""
-        if self._state == CodecState.HEAD and not self._is_started:
+        if self._state == IN_HEAD and not self._is_started:
             self._break(
                 Reason.UPSTREAM_CLOSED, "the upstream closed its connection without an answer", RetrySafety.IF_REUSED
             )
@@ -287,4 +287,4 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
 
     def _break(self, reason: Reason, message: str, retry: RetrySafety = RetrySafety.NEVER) -> None:
         self._fault = partial(UpstreamFault, reason, message, retry=retry)
-        self._state = CodecState.BROKEN
+        self._state = BROKEN

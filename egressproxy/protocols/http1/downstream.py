@@ -13,7 +13,17 @@ from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.states import state_name
 from egressproxy.net.flow_control import reset
 from egressproxy.net.timers import NEVER, TICK_S, TimerWheel
-from egressproxy.protocols.http1.downstream_states import DownstreamState
+from egressproxy.protocols.http1 import downstream_states as states
+from egressproxy.protocols.http1.downstream_states import (
+    CLOSING,
+    DETACHED,
+    IDLE,
+    LINGERING,
+    LISTENING,
+    LOST,
+    RECEIVING,
+    RESPONDING,
+)
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.request_connection import RequestConnection, RequestHandler
 from egressproxy.protocols.http1.writer import (
@@ -33,8 +43,8 @@ LINGER_SIZE: Final = 1024 * 1024
 #: wheel, by which the recorded time may be early.
 HALF_CLOSE_S: Final = 0.25
 
-_SAYS_NO_MORE: Final = (DownstreamState.LINGERING, DownstreamState.CLOSING)
-_OVER: Final = (DownstreamState.LINGERING, DownstreamState.CLOSING, DownstreamState.LOST)
+_SAYS_NO_MORE: Final = (LINGERING, CLOSING)
+_OVER: Final = (LINGERING, CLOSING, LOST)
 
 
 class DownstreamConnection(RequestConnection):
@@ -67,7 +77,7 @@ class DownstreamConnection(RequestConnection):
         """Process the client's bytes, or buffer them; drop them while lingering."""
         self.bytes_in += len(data)
         self.heard_at = self.wheel.now
-        if self._state == DownstreamState.LINGERING:
+        if self._state == LINGERING:
             if self.bytes_in > LINGER_SIZE:
                 self.transport.abort()
             return
@@ -88,9 +98,9 @@ class DownstreamConnection(RequestConnection):
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the exchange with ClientGone."""
-        if self._state == DownstreamState.LOST:
+        if self._state == LOST:
             return
-        self._state = DownstreamState.LOST
+        self._state = LOST
         self.reader.forget()
         self.deadline.close()
         if self._line_deadline is not None:
@@ -104,28 +114,28 @@ class DownstreamConnection(RequestConnection):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._state == DownstreamState.IDLE and not self._is_pumping:
+        if self._state == IDLE and not self._is_pumping:
             self._pump()
 
     # --- for the exchange --------------------------------------------------------------------------------------
     @property
     def is_idle(self) -> bool:
         """Whether the client waits for no response: there is no request, or a tunnel waits for its first bytes."""
-        return self._state == DownstreamState.IDLE or self._state == DownstreamState.LISTENING
+        return self._state == IDLE or self._state == LISTENING
 
     @property
     def is_lost(self) -> bool:
-        return self._state == DownstreamState.LOST
+        return self._state == LOST
 
     @property
     def may_have_left(self) -> bool:
         """Whether a client that ends its side now does so later than with its request, and has asked for no more. An
         empty line behind the request is nothing (RFC 9112 section 2.2).
         """
-        if self._state == DownstreamState.RESPONDING:
+        if self._state == RESPONDING:
             has_asked_for_more = self.reader.first_byte not in b"\r\n"
         else:
-            has_asked_for_more = self._state != DownstreamState.RECEIVING
+            has_asked_for_more = self._state != RECEIVING
         return not has_asked_for_more and self.wheel.moment() - self.heard_at > HALF_CLOSE_S + TICK_S
 
     @property
@@ -164,11 +174,11 @@ class DownstreamConnection(RequestConnection):
         """The exchange is over, its last byte written. The next request follows when its coroutine ends."""
         self.sink = None
         self.feeder = None
-        if close or self._state != DownstreamState.RESPONDING or (self.has_ended and self.is_last):
+        if close or self._state != RESPONDING or (self.has_ended and self.is_last):
             self.close()
             return
-        self._state = DownstreamState.IDLE
-        self.bytes_in = self.reader.buffered
+        self._state = IDLE
+        self.bytes_in = self.reader.buffered()
         self.bytes_out = 0
         self.deadline.after(self.idle_s)
         if self.is_reading_paused:
@@ -180,13 +190,13 @@ class DownstreamConnection(RequestConnection):
             return
         self.flush()
         self.unsent = self.transport.get_write_buffer_size()
-        is_silent = self.has_ended or (self._state != DownstreamState.RECEIVING and not self.reader.buffered)
+        is_silent = self.has_ended or (self._state != RECEIVING and not self.reader.buffered())
         if is_silent or not lingers or not self.transport.can_write_eof():
             self.deadline.after(LINGER_S * 5)  # a client that never reads its answer
-            self._state = DownstreamState.CLOSING
+            self._state = CLOSING
             self.transport.close()
             return
-        self._state = DownstreamState.LINGERING
+        self._state = LINGERING
         self.bytes_in = 0
         self.transport.write_eof()
         self.deadline.after(LINGER_S)
@@ -194,13 +204,13 @@ class DownstreamConnection(RequestConnection):
 
     def abort(self) -> None:
         """Break the connection: what was sent is not a whole message, and must not look like one."""
-        if self._state != DownstreamState.LOST:
+        if self._state != LOST:
             self.flush()
             reset(self.transport)
 
     def detach(self) -> bytes:
         self.flush()
-        self._state = DownstreamState.DETACHED
+        self._state = DETACHED
         self.deadline.close()
         if self._line_deadline is not None:
             self._line_deadline.close()
@@ -211,12 +221,12 @@ class DownstreamConnection(RequestConnection):
         return rest
 
     def tunnel_ended(self) -> None:
-        self._state = DownstreamState.LOST
+        self._state = LOST
 
     def _deadline_passed(self) -> None:
         if self._state in _SAYS_NO_MORE:
             self._linger_on()
-        elif self._state != DownstreamState.IDLE:
+        elif self._state != IDLE:
             self.handler.on_deadline(self)
         elif self.reader.has_partial_head:
             self.refuse(BadRequest(Reason.CLIENT_TIMEOUT, "the request head took too long", status=408))
@@ -233,4 +243,4 @@ class DownstreamConnection(RequestConnection):
             self.transport.abort()
 
     def __repr__(self) -> str:
-        return f"DownstreamConnection({self.client}, {state_name(DownstreamState, self._state).lower()})"
+        return f"DownstreamConnection({self.client}, {state_name(states, self._state).lower()})"

@@ -1,6 +1,6 @@
-"""DownstreamState: where a client's HTTP/1 connection is.
+"""The states of a client's HTTP/1 connection.
 
-States, and what leads from one to the next; nothing else may happen:
+A line of the table is what leads from one to the next; nothing else may happen:
 
     state       event    next        the event
     ----------  -------  ----------  --------------------------------------------------------------------------
@@ -37,13 +37,11 @@ from __future__ import annotations
 
 from typing import Final
 
-
-class DownstreamState:
-    IDLE: Final = 0
-    RECEIVING: Final = 1
-    RESPONDING: Final = 2
-    LISTENING: Final = 3
-    DETACHED: Final = 4
-    LINGERING: Final = 5
-    CLOSING: Final = 6
-    LOST: Final = 7
+IDLE: Final = 0
+RECEIVING: Final = 1
+RESPONDING: Final = 2
+LISTENING: Final = 3
+DETACHED: Final = 4
+LINGERING: Final = 5
+CLOSING: Final = 6
+LOST: Final = 7

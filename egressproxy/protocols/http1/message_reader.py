@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength
 from egressproxy.model.states import state_name
+from egressproxy.protocols.http1 import codec_states as states
 from egressproxy.protocols.http1.chunked import NO_TRAILERS, ChunkedDecoder, EndOfMessage
+from egressproxy.protocols.http1.codec_states import IN_CHUNKS, IN_LENGTH, IN_REST
 from egressproxy.protocols.http1.framing import BARE_CR_OR_LF, HopFields, Malformed
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED, NOWHERE, FieldSection, HeadGrammar
-
-
-class CodecState:
-    """The next part that a reader expects."""
-
-    HEAD: Final = 0
-    LENGTH: Final = 1
-    CHUNKED: Final = 2
-    UNTIL_CLOSE: Final = 3
-    IDLE: Final = 4  # responses: none is expected; also behind a 101 or a tunnel's 2xx
-    BROKEN: Final = 5
-
 
 H = TypeVar("H")  # Hop or ResponseHop
 
@@ -59,7 +49,6 @@ class MessageReader(Generic[H]):
         self._chunks: ChunkedDecoder | None = None
         self.open_line = -1  # see ChunkedDecoder: of the body that is read
 
-    @property
     def buffered(self) -> int:
         """Bytes fed and not yet turned into events."""
         return len(self._buffer) - self._at
@@ -128,19 +117,19 @@ class MessageReader(Generic[H]):
             self._state = self._between
         elif length > 0:
             self._left = length
-            self._state = CodecState.LENGTH
+            self._state = IN_LENGTH
         elif length == CHUNKED:
             self._chunks = ChunkedDecoder(self._grammar.limits, named)
-            self._state = CodecState.CHUNKED
+            self._state = IN_CHUNKS
         else:
-            self._state = CodecState.UNTIL_CLOSE
+            self._state = IN_REST
 
     def take_whole_body(self, limit: int = -1) -> bytes | None:
         """The body that a length announced, if the buffer holds it alone: no end follows. Else None, and where it is
         longer than `limit` bytes (-1: any length).
         """
         buffer, at = self._buffer, self._at
-        if self._state != CodecState.LENGTH or len(buffer) - at != self._left or 0 <= limit < self._left:
+        if self._state != IN_LENGTH or len(buffer) - at != self._left or 0 <= limit < self._left:
             return None
         self._state = self._between
         self._left = self._at = self._scanned = 0
@@ -149,7 +138,7 @@ class MessageReader(Generic[H]):
 
     def _next_of_body(self) -> bytes | EndOfMessage | None:
         """The next event of a body whose length is known, or that is chunked."""
-        if self._state == CodecState.LENGTH:
+        if self._state == IN_LENGTH:
             if not self._left:
                 self._state = self._between
                 return NO_TRAILERS
@@ -210,21 +199,13 @@ class MessageReader(Generic[H]):
         if found is None:
             return None
         section, end = found
-        if end == len(buffer) and end - at <= self._most_bytes:
-            self._buffer = b""
-            self._at = self._scanned = 0
-        else:
-            self._used_up(buffer, at, end)
-        return first, second, third, section
-
-    def _used_up(self, buffer: bytes, at: int, end: int) -> None:
-        """A head stands between these offsets. Raises Malformed if it is over its limit."""
         if end - at > self._most_bytes:
-            self._look_for_end()
+            self._look_for_end()  # raises Malformed
         if end == len(buffer):
-            self._release()
-        else:
-            self._at = self._scanned = end
+            self._buffer = b""
+            end = 0
+        self._at = self._scanned = end
+        return first, second, third, section
 
     def _hop_of(self, hop_fields: HopFields, minor: bytes) -> H:
         """What the fields of this hop say, in a head of this minor version of HTTP/1. Raises Malformed."""
@@ -278,7 +259,7 @@ class MessageReader(Generic[H]):
         return end
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({state_name(CodecState, self._state)}, buffered={self.buffered})"
+        return f"{type(self).__name__}({state_name(states, self._state)}, buffered={self.buffered()})"
 
 
 assert CHUNKED < 0 > UNTIL_CLOSE  # `if head.body` asks whether a body follows, whatever its framing

@@ -21,7 +21,7 @@ from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.codec import RequestReader
-from egressproxy.protocols.http1.downstream_states import DownstreamState
+from egressproxy.protocols.http1.downstream_states import IDLE, LISTENING, RECEIVING, RESPONDING
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.request_head import NOT_HTTP
 
@@ -65,7 +65,7 @@ class RequestConnection(FlowControl):
         self.driver = Driver(self._exchange_over)
         self.deadline = Deadline(wheel, self._deadline_passed)
         self.sink: BodySink | None = None
-        self._state = DownstreamState.IDLE
+        self._state = IDLE
         self.has_ended = False  # the client has sent its FIN
         self._is_foreign = False
         self.body_size = 0
@@ -77,16 +77,15 @@ class RequestConnection(FlowControl):
     # --- for the exchange --------------------------------------------------------------------------------------
     @property
     def is_request_read(self) -> bool:
-        return self._state != DownstreamState.RECEIVING
+        return self._state != RECEIVING
 
     @property
     def awaits_bytes(self) -> bool:
         """Whether the exchange waits for bytes after the request: see `listen`."""
-        return self._state == DownstreamState.LISTENING
+        return self._state == LISTENING
 
-    @property
     def unread(self) -> int:
-        return self.reader.buffered
+        return self.reader.buffered()
 
     @property
     def first_byte(self) -> bytes:
@@ -95,22 +94,22 @@ class RequestConnection(FlowControl):
     def serve_head(self, head: RequestHead, rest: bytes) -> None:
         """Begin the exchange of a bodiless head that did not come as HTTP/1; `rest` are the bytes after it."""
         self.reader.feed(rest)
-        self._state = DownstreamState.RESPONDING
+        self._state = RESPONDING
         self.deadline.at = NEVER  # the exchange has a clock of its own
         self.handler.on_request(self, head)
 
     def listen(self) -> None:
-        if self._state == DownstreamState.RESPONDING:
-            self._state = DownstreamState.LISTENING
+        if self._state == RESPONDING:
+            self._state = LISTENING
 
     def stop_listening(self) -> None:
-        if self._state == DownstreamState.LISTENING:
-            self._state = DownstreamState.RESPONDING
+        if self._state == LISTENING:
+            self._state = RESPONDING
 
     @property
     def is_last(self) -> bool:
         """Whether nothing follows the current request: the client has ended its side, and all of it is read."""
-        return self.has_ended and not self.reader.buffered
+        return self.has_ended and not self.reader.buffered()
 
     def send_request_body_to(self, sink: BodySink | None) -> None:
         self.sink = sink
@@ -125,7 +124,7 @@ class RequestConnection(FlowControl):
             return None
         body = self.reader.take_whole_body(self.body_limit)
         if body is not None:
-            self._state = DownstreamState.RESPONDING
+            self._state = RESPONDING
             self.body_size = len(body)
             if self.is_reading_paused:
                 self.resume_reading()
@@ -142,7 +141,7 @@ class RequestConnection(FlowControl):
         return trailers
 
     def _exchange_over(self) -> None:
-        if not self._is_pumping and self._state == DownstreamState.IDLE and (self.bytes_in or self.has_ended):
+        if not self._is_pumping and self._state == IDLE and (self.bytes_in or self.has_ended):
             self._pump()
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -152,16 +151,16 @@ class RequestConnection(FlowControl):
         try:
             for _ in range(MAX_AT_ONCE):
                 state = self._state
-                if state == DownstreamState.IDLE:
+                if state == IDLE:
                     if self.is_write_blocked or self.driver.is_busy:
                         break
-                elif state == DownstreamState.RESPONDING:
+                elif state == RESPONDING:
                     break
-                elif state == DownstreamState.RECEIVING:
+                elif state == RECEIVING:
                     if self.sink is None:
                         break
-                elif state == DownstreamState.LISTENING and (self.reader.buffered or self.has_ended):
-                    self._state = DownstreamState.RESPONDING
+                elif state == LISTENING and (self.reader.buffered() or self.has_ended):
+                    self._state = RESPONDING
                     self.driver.resume()
                     continue
                 else:
@@ -170,25 +169,27 @@ class RequestConnection(FlowControl):
                 if event is None:
                     if self.has_ended:
                         self._input_is_over()
-                    elif state == DownstreamState.IDLE and self.bytes_in and self.reader.has_partial_head:
+                    elif state == IDLE and self.bytes_in and self.reader.has_partial_head:
                         self._head_has_begun()
                     elif self.reader.open_line != self._line:
                         self._line_has_begun()
                     return
                 if type(event) is RequestHead:
-                    self._state = DownstreamState.RESPONDING if event.body == 0 else DownstreamState.RECEIVING
+                    self._state = RESPONDING if event.body == 0 else RECEIVING
                     self.body_size = 0
                     self.body_limit = -1
                     self.sends_chunked = False
                     self.deadline.at = NEVER  # the exchange has a clock of its own
                     self.handler.on_request(self, event)
-                    if self._state == DownstreamState.IDLE and self.reader.buffered:
+                    if self._state == RESPONDING:
+                        break  # the usual case
+                    if self._state == IDLE and self.reader.buffered():
                         is_unfinished = True
                         break
                 elif type(event) is bytes:
                     self._body(event)
                 else:
-                    self._state = DownstreamState.RESPONDING
+                    self._state = RESPONDING
                     self._line = -1
                     sink, self.sink = self.sink, None
                     if sink is not None:
@@ -198,7 +199,7 @@ class RequestConnection(FlowControl):
                 is_unfinished = True
             if is_unfinished:  # nobody else takes from the reader until we go on
                 asyncio.get_running_loop().call_soon(self._pump)
-            if self.bytes_in > HIGH_WATER and self.reader.buffered > HIGH_WATER:
+            if self.bytes_in > HIGH_WATER and self.reader.buffered() > HIGH_WATER:
                 self.pause_reading()
         except GatewayError as error:
             self.refuse(error)
@@ -216,7 +217,7 @@ class RequestConnection(FlowControl):
 
     def _input_is_over(self) -> None:
         """Handle the end of input with an incomplete message, or without one."""
-        if self._state != DownstreamState.IDLE:
+        if self._state != IDLE:
             self.driver.throw(ClientGone("the client ended in the middle of its request"))
         elif self.reader.has_partial_head:
             self.refuse(BadRequest(Reason.BAD_REQUEST_LINE, "the request is not complete"))
@@ -238,7 +239,7 @@ class RequestConnection(FlowControl):
             self._line_deadline.after(self.request_headers_s)
 
     def _line_is_late(self) -> None:
-        if self._state != DownstreamState.RECEIVING or self._line < 0 or self.reader.open_line != self._line:
+        if self._state != RECEIVING or self._line < 0 or self.reader.open_line != self._line:
             return
         if self.is_reading_paused and self._line_deadline is not None:  # it may be here
             self._line_deadline.after(self.request_headers_s)
@@ -248,10 +249,10 @@ class RequestConnection(FlowControl):
 
     def refuse(self, error: GatewayError) -> None:
         """Respond to input that is no request, or no rest of one."""
-        if self._state != DownstreamState.IDLE:
+        if self._state != IDLE:
             self.driver.throw(error)
         else:
-            self._state = DownstreamState.RECEIVING
+            self._state = RECEIVING
             self._is_foreign = error.message == NOT_HTTP  # it would not understand an answer (RFC 9113 section 3.4)
             self.handler.on_bad_request(self, error)
 

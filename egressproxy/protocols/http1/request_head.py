@@ -16,7 +16,7 @@ from typing import Final
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.fields import TOKEN, Fields, finder
-from egressproxy.model.message import TARGET, Hop, RequestHead, TargetForm
+from egressproxy.model.message import TARGET, Hop, RequestHead
 from egressproxy.protocols.http1.framing import (
     IDENTITY_FIELDS,
     MAX_NAME,
@@ -156,7 +156,6 @@ def read_request_head(method: bytes, target: bytes, fields: Fields, hop: Hop, li
         slash = target.find(b"/", 7)
         if slash > 7 and target[:7] == b"http://" and target[7:slash] == hop.host:
             # the usual spelling of absolute-form, and the host that Host named
-            head.form = TargetForm.ABSOLUTE
             head.scheme = b"http"
             head.path = target[slash:]
         else:
@@ -248,7 +247,6 @@ def _read_connect(head: RequestHead) -> None:
     if head.body:  # RFC 9110 section 9.3.6: content could not be told from the tunnel's bytes
         raise Malformed(Reason.BAD_FRAMING, "a CONNECT request has no content")
     head.authority = _authority(head.target, None, Reason.BAD_TARGET, "the target of CONNECT has to be host:port")
-    head.form = TargetForm.AUTHORITY
     head.host = head.target
 
 
@@ -258,9 +256,7 @@ def _read_other_form(head: RequestHead) -> None:
     if target == b"*":
         if head.method != b"OPTIONS":
             raise Malformed(Reason.BAD_TARGET, "the target * belongs to OPTIONS")
-        head.form = TargetForm.ASTERISK
         return
-    head.form = TargetForm.ABSOLUTE
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
         raise Malformed(Reason.BAD_TARGET, _NO_FORM)

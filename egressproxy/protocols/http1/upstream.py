@@ -79,7 +79,7 @@ class UpstreamConnection(FlowControl):
         elif self.has_ended:
             self.pause_reading()  # surplus: `is_reusable` looks at it, and nobody wants more
         else:
-            if self.head is not None and self.reader.buffered > HIGH_WATER:
+            if self.head is not None and self.reader.buffered() > HIGH_WATER:
                 self.pause_reading()
             if self.driver is not None:
                 self.driver.resume()
@@ -105,12 +105,10 @@ class UpstreamConnection(FlowControl):
         """Whether another exchange on this connection came before the current one."""
         return self.served > 1
 
-    @property
     def is_leaving(self) -> bool:
         """Whether the transport is gone or closing; the loop may not have told us yet."""
         return self.is_lost or self.transport.is_closing()
 
-    @property
     def is_reusable(self) -> bool:
         """After an exchange: whether another may follow on this connection, unless it is leaving."""
         head = self.head
@@ -121,7 +119,7 @@ class UpstreamConnection(FlowControl):
             and head is not None
             and not head.connection_close
             and not head.http_1_0
-            and not self.reader.buffered
+            and not self.reader.buffered()
             and not self.is_write_blocked
             and not self._unflushed  # an answer that came before the request was sent answers something else
         )

@@ -1,6 +1,6 @@
-"""StreamState: where a request of a client of HTTP/2 is.
+"""The states of a request of a client of HTTP/2.
 
-States of a stream, and what leads from one to the next; nothing else may happen:
+A line of the table is what leads from one to the next; nothing else may happen:
 
     state       event    next        the event
     ----------  -------  ----------  --------------------------------------------------------------------------
@@ -24,11 +24,9 @@ from __future__ import annotations
 
 from typing import Final
 
-
-class StreamState:
-    RECEIVING: Final = 0
-    RESPONDING: Final = 1
-    LISTENING: Final = 2
-    DETACHED: Final = 3
-    FINISHING: Final = 4
-    LOST: Final = 5
+RECEIVING: Final = 0
+RESPONDING: Final = 1
+LISTENING: Final = 2
+DETACHED: Final = 3
+FINISHING: Final = 4
+LOST: Final = 5

@@ -18,7 +18,7 @@ from egressproxy.net.timers import NEVER
 from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE
 from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http2.downstream import NO_DEADLINE, DownstreamHttp2
-from egressproxy.protocols.http2.downstream_states import StreamState
+from egressproxy.protocols.http2.downstream_states import DETACHED, FINISHING, LOST, RECEIVING, RESPONDING
 from egressproxy.protocols.http2.head_fields import (
     CONTINUE,
     TUNNEL_ESTABLISHED,
@@ -68,19 +68,19 @@ class DownstreamStream(RequestStream):
         if head.upgrade:
             self._handshake = Handshake(head)
         if head.method == b"CONNECT" or head.upgrade:
-            self._state = StreamState.RESPONDING
+            self._state = RESPONDING
             self.has_ended = ends_stream
         else:
             self._left = head.body
             if head.body == 0:
-                self._state = StreamState.RESPONDING
+                self._state = RESPONDING
         self.downstream.handler.on_request(self, head)
 
     def refuse(self, fault: Malformed, fields: FieldList, *, ends_stream: bool) -> None:
         """What came is no request: it is answered like one, and the stream is reset (RFC 9113 section 8.1.1)."""
         self.is_whole = ends_stream
         if ends_stream:
-            self._state = StreamState.RESPONDING
+            self._state = RESPONDING
         kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
         if kind is BadRequest:
             self._reset_code = ErrorCodes.PROTOCOL_ERROR
@@ -90,7 +90,7 @@ class DownstreamStream(RequestStream):
     # --- for the exchange ----------------------------------------------------------------------------------------
     @property
     def is_lost(self) -> bool:
-        return self._state == StreamState.LOST
+        return self._state == LOST
 
     @property
     def unsent_bytes(self) -> int:
@@ -144,7 +144,7 @@ class DownstreamStream(RequestStream):
 
     def detach(self) -> bytes:
         """What is sent from now on is a tunnel's, whose transport is `transport`. Returns what is here already."""
-        self._state = StreamState.DETACHED
+        self._state = DETACHED
         self.deadline.close()
         self.feed_from(None)
         self.sink = None
@@ -156,7 +156,7 @@ class DownstreamStream(RequestStream):
         return rest
 
     def transport_ended(self) -> None:
-        self._state = StreamState.LOST
+        self._state = LOST
         self.transport = self.connection.transport  # stream and transport hold each other: break the cycle
         if self.is_over:
             return
@@ -166,15 +166,15 @@ class DownstreamStream(RequestStream):
             self.reset(ErrorCodes.NO_ERROR)  # the rest of the client's body is not read
 
     def tunnel_ended(self) -> None:
-        self._state = StreamState.LOST
+        self._state = LOST
 
     def finish(self, *, close: bool) -> None:
         """The exchange is over: what is unsent goes out as the windows allow, what is unread is not wanted. A body
         that still comes is read for a moment, as in HTTP/1: curl before 8.0, for one, reads no answer behind a reset.
         """
-        if self._state == StreamState.DETACHED or self._state == StreamState.LOST:
+        if self._state == DETACHED or self._state == LOST:
             return
-        if self._state == StreamState.RECEIVING and self._reset_code is None:
+        if self._state == RECEIVING and self._reset_code is None:
             self.body_limit = self.body_size + self._left if self._left >= 0 else -1  # from now on: what was announced
             self._left = LINGER_SIZE
         else:
@@ -182,7 +182,7 @@ class DownstreamStream(RequestStream):
         self.sink = None
         self.feeder = None
         self._pieces.clear()
-        self._state = StreamState.FINISHING
+        self._state = FINISHING
         if not self.is_ending:
             self.end(None)  # a tunnel that came to nothing
         self.deadline.at = NEVER
@@ -193,9 +193,9 @@ class DownstreamStream(RequestStream):
             self.deadline.after(REST_S)
 
     def was_sent(self) -> None:
-        if self._state == StreamState.FINISHING:
+        if self._state == FINISHING:
             self._look_whether_over()
-        elif self._state == StreamState.DETACHED and isinstance(self.transport, StreamTransport):
+        elif self._state == DETACHED and isinstance(self.transport, StreamTransport):
             self.transport.all_sent()
 
     def _look_whether_over(self) -> None:
@@ -216,7 +216,7 @@ class DownstreamStream(RequestStream):
 
     def _over(self, code: ErrorCodes | None) -> None:
         """Nothing follows on this stream, but a reset with this code."""
-        self._state = StreamState.LOST
+        self._state = LOST
         deadline, self.deadline = self.deadline, NO_DEADLINE
         self.downstream.spare(deadline)
         if code is None:
@@ -226,8 +226,8 @@ class DownstreamStream(RequestStream):
 
     def abort(self) -> None:
         """Break the stream off: what was sent is not a whole message, and must not look like one."""
-        if self._state != StreamState.LOST:
-            self._state = StreamState.LOST
+        if self._state != LOST:
+            self._state = LOST
             self.deadline.close()
             self.reset(ErrorCodes.INTERNAL_ERROR)
 
@@ -238,7 +238,7 @@ class DownstreamStream(RequestStream):
     # --- the end ---------------------------------------------------------------------------------------------------
     def was_reset(self, code: int) -> None:
         """The client has given the stream up, or what it sent made us. Raises Flood."""
-        is_cut = self.driver.is_busy and self._state != StreamState.FINISHING
+        is_cut = self.driver.is_busy and self._state != FINISHING
         self._lose()
         if is_cut:
             self.downstream.gave_up()
@@ -247,18 +247,18 @@ class DownstreamStream(RequestStream):
         self._lose()
 
     def _lose(self) -> None:
-        was, self._state = self._state, StreamState.LOST
+        was, self._state = self._state, LOST
         self.deadline.close()
         self.sink = None
         self.feeder = None
         self._pieces.clear()
-        if was == StreamState.DETACHED and isinstance(self.transport, StreamTransport):
+        if was == DETACHED and isinstance(self.transport, StreamTransport):
             self.transport.lost(ConnectionResetError("the client has reset its stream"))
-        elif self.driver.is_busy and was != StreamState.FINISHING:
+        elif self.driver.is_busy and was != FINISHING:
             self.driver.throw(ClientGone())
 
     def _deadline_passed(self) -> None:
-        if self._state != StreamState.FINISHING:
+        if self._state != FINISHING:
             self.downstream.handler.on_deadline(self)
         elif self.has_sent_all:
             self._left = 0

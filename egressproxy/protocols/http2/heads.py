@@ -12,7 +12,7 @@ from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.fields import TOKEN, CutLines, Fields
-from egressproxy.model.message import CHUNKED, TARGET, UNTIL_CLOSE, Hop, RequestHead, ResponseHead, TargetForm
+from egressproxy.model.message import CHUNKED, TARGET, UNTIL_CLOSE, Hop, RequestHead, ResponseHead
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import late_fields
 from egressproxy.protocols.http1.framing import MAX_NAME, HeadLimits, HopFields, Malformed
@@ -83,7 +83,7 @@ class _Meaning:
 
     def __init__(self, head: RequestHead, hop: Hop, *, ends_stream: bool) -> None:
         self.ends_stream = ends_stream
-        self.is_forward = head.form == TargetForm.ABSOLUTE
+        self.is_forward = bool(head.scheme)
         self.method = head.method
         self.target = head.target
         self.scheme = head.scheme
@@ -119,7 +119,6 @@ class RequestFieldsReader:
             head.body = known.body
             head.te_trailers = known.te_trailers
             if self.is_forward:
-                head.form = TargetForm.ABSOLUTE
                 head.scheme = known.scheme
             return head
         head = self._read(fields, ends_stream)
@@ -167,7 +166,6 @@ class RequestFieldsReader:
                 head.expect_continue = True
                 head.fields.block += b"\r\nExpect: 100-continue"
         if self.is_forward and method != b"CONNECT":
-            head.form = TargetForm.ABSOLUTE
             head.scheme = pseudo[b":scheme"]
         if protocol is not None:
             head.upgrade = protocol

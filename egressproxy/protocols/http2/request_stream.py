@@ -18,7 +18,7 @@ from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
 from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http2.downstream import DownstreamHttp2
-from egressproxy.protocols.http2.downstream_states import StreamState
+from egressproxy.protocols.http2.downstream_states import DETACHED, FINISHING, LISTENING, RECEIVING, RESPONDING
 from egressproxy.protocols.http2.heads import read_trailers
 from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.stream import Http2Stream
@@ -48,29 +48,29 @@ class RequestStream(Http2Stream):
         self._pieces: list[bytes] = []  # content before a sink is there
         self._request_trailers = b""
         self._reset_code: ErrorCodes | None = None  # goes out behind our last word
-        self._state = StreamState.RECEIVING
+        self._state = RECEIVING
 
     # --- what comes ------------------------------------------------------------------------------------------------
     def take_data(self, data: bytes) -> None:
         state = self._state
-        if state == StreamState.DETACHED:
+        if state == DETACHED:
             keep(self._pieces, data)
             self._deliver()
-        elif state == StreamState.LISTENING:
+        elif state == LISTENING:
             keep(self._pieces, data)
-            self._state = StreamState.RESPONDING
+            self._state = RESPONDING
             self.driver.resume()
-        elif state == StreamState.RESPONDING:
+        elif state == RESPONDING:
             if self._left == 0:
                 self._break("content, and a Content-Length of 0")
             else:
                 keep(self._pieces, data)  # behind a CONNECT: the tunnel's
-        elif state == StreamState.FINISHING:
+        elif state == FINISHING:
             self.body_size += len(data)
             self._left -= len(data)
             if self._left <= 0:
                 self._look_whether_over()
-        elif state == StreamState.RECEIVING:
+        elif state == RECEIVING:
             self.body_size += len(data)
             if self._left >= 0:
                 self._left -= len(data)
@@ -86,7 +86,7 @@ class RequestStream(Http2Stream):
                 self._hand_on(self.sink, data)
 
     def take_trailers(self, fields: FieldList) -> None:
-        if self._state != StreamState.RECEIVING:
+        if self._state != RECEIVING:
             return
         try:
             self._request_trailers = read_trailers(fields, self.connection.limits)
@@ -96,20 +96,20 @@ class RequestStream(Http2Stream):
     def take_end(self) -> None:
         self.is_whole = True
         state = self._state
-        if state == StreamState.RECEIVING:
+        if state == RECEIVING:
             if self._left > 0 and self._reset_code is None:
                 self._break("less content than Content-Length says")
             elif not self._pieces:
                 self._end_request()
-        elif state == StreamState.LISTENING:
+        elif state == LISTENING:
             self.has_ended = True
-            self._state = StreamState.RESPONDING
+            self._state = RESPONDING
             self.driver.resume()
-        elif state == StreamState.RESPONDING:
+        elif state == RESPONDING:
             self.has_ended = self._left < 0
-        elif state == StreamState.DETACHED:
+        elif state == DETACHED:
             self._deliver()
-        elif state == StreamState.FINISHING:
+        elif state == FINISHING:
             if self._left > 0 and 0 <= self.body_limit != self.body_size:
                 self._reset_code = ErrorCodes.PROTOCOL_ERROR  # the answer was faster than the error
                 self.connection.stream_failed()
@@ -119,7 +119,7 @@ class RequestStream(Http2Stream):
         """All of the body is here, and handed on if somebody has asked for it."""
         sink, self.sink = self.sink, None
         if sink is not None:  # without a sink the end waits for one
-            self._state = StreamState.RESPONDING
+            self._state = RESPONDING
             try:
                 sink.end_body(self.trailers_to_pass(self._request_trailers) if self._request_trailers else b"")
             except GatewayError as error:
@@ -152,7 +152,7 @@ class RequestStream(Http2Stream):
         """Hand on what is here, as far as it is taken, and the end behind it."""
         pieces = self._pieces
         while pieces and not self.is_reading_paused:
-            if self._state == StreamState.DETACHED:
+            if self._state == DETACHED:
                 assert isinstance(self.transport, StreamTransport)
                 self.transport.data_came(pieces.pop(0))
             elif self.sink is None:
@@ -164,12 +164,12 @@ class RequestStream(Http2Stream):
                 self._hand_on(self.sink, pieces.pop(0))
         if pieces or not self.is_whole or self.is_reading_paused:
             return
-        if self._state == StreamState.DETACHED:
+        if self._state == DETACHED:
             assert isinstance(self.transport, StreamTransport)
             if not self.has_ended:
                 self.has_ended = True
                 self.transport.end_came()
-        elif self._state == StreamState.RECEIVING and self.sink is not None:
+        elif self._state == RECEIVING and self.sink is not None:
             self._end_request()
 
     def resume_reading(self) -> None:
@@ -190,7 +190,7 @@ class RequestStream(Http2Stream):
     # --- for the exchange ------------------------------------------------------------------------------------------
     @property
     def is_request_read(self) -> bool:
-        return self._state != StreamState.RECEIVING
+        return self._state != RECEIVING
 
     @property
     def is_last(self) -> bool:
@@ -199,23 +199,22 @@ class RequestStream(Http2Stream):
 
     @property
     def awaits_bytes(self) -> bool:
-        return self._state == StreamState.LISTENING
+        return self._state == LISTENING
 
-    @property
     def unread(self) -> int:
-        return sum(map(len, self._pieces)) if self._pieces and self._state == StreamState.RESPONDING else 0
+        return sum(map(len, self._pieces)) if self._pieces and self._state == RESPONDING else 0
 
     @property
     def first_byte(self) -> bytes:
         return self._pieces[0][:1] if self._pieces else b""
 
     def listen(self) -> None:
-        if self._state == StreamState.RESPONDING:
-            self._state = StreamState.LISTENING
+        if self._state == RESPONDING:
+            self._state = LISTENING
 
     def stop_listening(self) -> None:
-        if self._state == StreamState.LISTENING:
-            self._state = StreamState.RESPONDING
+        if self._state == LISTENING:
+            self._state = RESPONDING
 
     def send_request_body_to(self, sink: BodySink | None) -> None:
         self.sink = sink

@@ -38,7 +38,6 @@ class UpstreamStream(Http2Stream):
 
     #: As of `UpstreamConnection`: a stream is for one exchange, and in no pool.
     is_last = True
-    is_reusable = False
     is_idle = False
     served = 0
 
@@ -76,7 +75,9 @@ class UpstreamStream(Http2Stream):
     def is_lost(self) -> bool:
         return self.error is not None or self.connection.is_lost
 
-    @property
+    def is_reusable(self) -> bool:
+        return False
+
     def is_leaving(self) -> bool:
         return self.connection.is_lost or self.connection.transport.is_closing()
 

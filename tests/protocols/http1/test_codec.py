@@ -66,7 +66,7 @@ def test_a_head_without_body_is_the_whole_message() -> None:
     assert reader.has_partial_head
     assert isinstance(reader.next(), RequestHead)
     assert reader.next() is None
-    assert repr(reader) == "RequestReader(HEAD, buffered=0)"
+    assert repr(reader) == "RequestReader(IN_HEAD, buffered=0)"
     assert not reader.has_partial_head
 
 
@@ -79,7 +79,7 @@ def test_a_body_comes_in_the_pieces_it_arrived_in_and_is_followed_by_its_end() -
     assert reader.next() == b"c"
     assert reader.next() is NO_TRAILERS
     assert reader.next() is None
-    assert reader.buffered == 3
+    assert reader.buffered() == 3
     assert reader.has_partial_head
 
 
@@ -132,9 +132,9 @@ def test_bytes_behind_a_connect_are_not_touched() -> None:
     reader = requests(CONNECT)
     head = reader.next()
     assert isinstance(head, RequestHead)
-    assert reader.buffered == 7
+    assert reader.buffered() == 7
     assert reader.take_rest() == b"\x16\x03\x01rest"
-    assert reader.buffered == 0
+    assert reader.buffered() == 0
 
 
 def test_trailers_and_chunk_lines_in_single_bytes_cost_linear_time() -> None:
@@ -174,7 +174,7 @@ def test_responses_follow_each_other_on_one_connection() -> None:
         assert reader.next() == b"ok"
         assert reader.next() is NO_TRAILERS
         assert reader.next() is None
-        assert not reader.buffered
+        assert not reader.buffered()
         reader.expect(b"GET")
 
 
@@ -193,7 +193,7 @@ def test_what_follows_a_response_is_surplus_and_never_read(data: bytes, method: 
     while (event := reader.next()) is not None:
         heads += isinstance(event, ResponseHead)
     assert heads == 1
-    assert reader.buffered
+    assert reader.buffered()
     reader.expect(b"GET")
     fault = fault_of(reader)
     assert (fault.reason, fault.retry) == (Reason.BAD_RESPONSE, RetrySafety.IF_REUSED)
@@ -203,7 +203,7 @@ def test_an_answer_that_came_before_the_question_is_a_fault() -> None:
     reader = ResponseReader(HeadLimits())
     reader.feed(ANSWER)
     assert reader.next() is None
-    assert reader.buffered
+    assert reader.buffered()
     reader.expect(b"GET")
     assert fault_of(reader).reason == Reason.BAD_RESPONSE
 
@@ -388,7 +388,7 @@ def first_message(data: bytes) -> tuple[RequestHead, bytes, int] | None:
                 body += event
     except BadRequest:
         return None
-    return head, body, len(data) - reader.buffered
+    return head, body, len(data) - reader.buffered()
 
 
 #: A tab behind a value (RFC 9110 section 5.6.3 OWS), blanks in a chunk extension (BWS).
@@ -467,7 +467,7 @@ def test_a_chunked_body_that_is_here_whole_may_be_read_as_one_with_a_length(body
                 events.append(event)
         except UpstreamFault as fault:
             return events, fault.reason
-        return [*events, reader.buffered], None
+        return [*events, reader.buffered()], None
 
     read_as_chunks, read_as_whole = read(settles=False), read(settles=True)
     assert str(read_as_chunks) == str(read_as_whole)
@@ -527,8 +527,8 @@ def test_what_is_told_of_a_chunked_body_is_what_a_reading_of_its_chunks_finds(bo
             return b"".join(pieces), fault.reason
         said = b"".join(pieces)
         if told >= 0:
-            assert (event, reader.buffered, len(said) - before) == (NO_TRAILERS, 0, told)
+            assert (event, reader.buffered(), len(said) - before) == (NO_TRAILERS, 0, told)
         late = event.trailers.block if isinstance(event, EndOfMessage) and event.trailers is not None else event
-        return said, (late, reader.buffered)
+        return said, (late, reader.buffered())
 
     assert read(settles=True) == read(settles=False)

@@ -13,16 +13,14 @@ from egressproxy.errors import GatewayError
 from egressproxy.model.message import RequestHead
 from egressproxy.model.states import state_name
 from egressproxy.net.timers import TimerWheel
-from egressproxy.protocols.http1 import downstream_states
+from egressproxy.protocols.http1 import downstream_states as states
 from egressproxy.protocols.http1.downstream import LINGER_SIZE, DownstreamConnection
-from egressproxy.protocols.http1.downstream_states import DownstreamState
 from egressproxy.protocols.http1.framing import HeadLimits
 from tests.support.properties import examples
 from tests.support.states import tables
 
-(TABLE,) = tables(downstream_states)
-State = DownstreamState
-OVER = (State.LINGERING, State.CLOSING, State.LOST)
+(TABLE,) = tables(states)
+OVER = (states.LINGERING, states.CLOSING, states.LOST)
 
 GET = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 6\r\n\r\nabc"
@@ -81,24 +79,24 @@ class World:
         self.connection.connection_made(self.transport)
 
     @property
-    def state(self) -> State:
+    def state(self) -> int:
         return self.connection._state
 
     def after(self, *events: str) -> str:
         """The state behind these events, by the table; an event that it does not have in a state changes nothing."""
-        state = state_name(DownstreamState, self.state)
+        state = state_name(states, self.state)
         for event in events:
             state = TABLE.get((state, event), state)
         return state
 
     # --- what the connection asks of the gateway ---------------------------------------------------------------------
     def on_request(self, client: DownstreamConnection, head: RequestHead) -> None:
-        assert self.state is (State.RECEIVING if head.body else State.RESPONDING)
+        assert self.state is (states.RECEIVING if head.body else states.RESPONDING)
         self.begins()
         self.is_request = True
 
     def on_bad_request(self, client: DownstreamConnection, error: GatewayError) -> None:
-        assert self.state is State.RECEIVING
+        assert self.state is states.RECEIVING
         self.begins()
         self.is_request = False
 
@@ -113,11 +111,11 @@ class World:
         self.lost += 1
 
     def send_body(self, data: bytes) -> None:
-        assert self.state is State.RECEIVING
+        assert self.state is states.RECEIVING
         self.body += data
 
     def end_body(self, trailers: bytes) -> None:
-        assert self.state is State.RESPONDING
+        assert self.state is states.RESPONDING
 
     # --- what may happen ---------------------------------------------------------------------------------------------
     def fin(self) -> None:
@@ -130,10 +128,10 @@ class World:
         expected = self.after("loss")
         self.transport.closing = True
         self.connection.connection_lost(None)
-        assert state_name(DownstreamState, self.state) == expected
+        assert state_name(states, self.state) == expected
 
     def time(self) -> None:
-        if self.state is State.IDLE or self.state in OVER:
+        if self.state is states.IDLE or self.state in OVER:
             for _ in range(3):
                 self.wheel.advance(self.wheel.now + 25.0)
 
@@ -150,7 +148,7 @@ class World:
         if self.connection.is_idle:
             expected = self.after("close")
             self.connection.close(lingers=False)
-            assert state_name(DownstreamState, self.state) == expected
+            assert state_name(states, self.state) == expected
 
     # by an exchange
     def take_body(self) -> None:
@@ -161,13 +159,13 @@ class World:
         if self.open:
             expected = self.after("listen")
             self.connection.listen()
-            assert state_name(DownstreamState, self.state) == expected
+            assert state_name(states, self.state) == expected
 
     def stop(self) -> None:
         if self.open:
             expected = self.after("heard")
             self.connection.stop_listening()
-            assert state_name(DownstreamState, self.state) == expected
+            assert state_name(states, self.state) == expected
 
     def finish(self) -> None:
         self.ends(close=False)
@@ -183,18 +181,18 @@ class World:
         self.connection.finish(close=close)
         if before in OVER:
             assert self.state is before
-        elif is_last or before is not State.RESPONDING:
-            is_silent = self.has_fin or (before is not State.RECEIVING and not self.connection.reader.buffered)
-            assert self.state is (State.CLOSING if is_silent else State.LINGERING)
+        elif is_last or before is not states.RESPONDING:
+            is_silent = self.has_fin or (before is not states.RECEIVING and not self.connection.reader.buffered())
+            assert self.state is (states.CLOSING if is_silent else states.LINGERING)
         else:
-            assert self.state is State.IDLE
+            assert self.state is states.IDLE
 
     def detach(self) -> None:
         if self.open and self.state not in OVER and not self.transport.closing:
             self.open -= 1
             expected = self.after("detach")
             self.connection.detach()
-            assert state_name(DownstreamState, self.state) == expected == "DETACHED"
+            assert state_name(states, self.state) == expected == "DETACHED"
             self.connection.tunnel_ended()
             assert self.connection.is_lost
             self.transport.closing = True
@@ -224,15 +222,15 @@ def test_whatever_happens_in_whatever_order_is_in_the_table(
                 world.take_body()
             await asyncio.sleep(0)
             state, connection = world.state, world.connection
-            assert not (state is State.IDLE and world.open)
-            assert world.open or state not in (State.RECEIVING, State.RESPONDING, State.LISTENING)
-            assert connection.is_idle == (state in (State.IDLE, State.LISTENING))
-            assert connection.is_request_read == (state is not State.RECEIVING)
-            assert (state is State.LOST) == connection.is_lost
-            assert state not in (State.CLOSING, State.DETACHED) or world.transport.closing
-            assert (state is State.LINGERING) <= world.transport.has_end
+            assert not (state is states.IDLE and world.open)
+            assert world.open or state not in (states.RECEIVING, states.RESPONDING, states.LISTENING)
+            assert connection.is_idle == (state in (states.IDLE, states.LISTENING))
+            assert connection.is_request_read == (state is not states.RECEIVING)
+            assert (state is states.LOST) == connection.is_lost
+            assert state not in (states.CLOSING, states.DETACHED) or world.transport.closing
+            assert (state is states.LINGERING) <= world.transport.has_end
             assert world.lost <= 1
         world.loss()
-        assert world.state is State.LOST
+        assert world.state is states.LOST
 
     asyncio.run(main())

@@ -36,7 +36,7 @@ def test_an_idle_reader_holds_no_segment() -> None:
     reader.feed(GET[10:] + POST)
     while reader.next() is not None:
         pass
-    assert repr(reader) == "RequestReader(HEAD, buffered=0)"
+    assert repr(reader) == "RequestReader(IN_HEAD, buffered=0)"
     assert reader._buffer == b""
 
 

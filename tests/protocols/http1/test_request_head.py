@@ -5,7 +5,7 @@ import time
 import pytest
 
 from egressproxy.errors import BadRequest, LimitExceeded, Reason
-from egressproxy.model.message import CHUNKED, TargetForm
+from egressproxy.model.message import CHUNKED
 from egressproxy.protocols.http1.framing import MAX_NAME, HeadLimits
 from tests.support.http1_reading import read_requests
 
@@ -349,7 +349,7 @@ def test_http_1_0_has_at_most_one_host() -> None:
 
 def test_origin_form_takes_the_host_field() -> None:
     head = read_requests(request(start=b"GET /a?b=c HTTP/1.1", host=b"HOST:\t a.example:81 ")).head
-    assert (head.form, head.scheme, head.host) == (TargetForm.ORIGIN, b"", b"a.example:81")
+    assert (head.scheme, head.host) == (b"", b"a.example:81")
     assert (head.path, head.target) == (b"/a?b=c", b"/a?b=c")
     assert head.fields.block == b""
 
@@ -370,7 +370,6 @@ def test_absolute_form_is_split_and_host_counts_for_nothing(
     target: bytes, scheme: bytes, host: bytes, path: bytes
 ) -> None:
     head = read_requests(request(start=b"GET " + target + b" HTTP/1.1", host=b"Host: other.example")).head
-    assert head.form == TargetForm.ABSOLUTE
     assert (head.scheme, head.host, head.path, head.target) == (scheme, host, path, target)
     assert b"host" not in head.fields
 
@@ -392,7 +391,7 @@ def test_a_target_that_names_no_http_resource_is_refused(target: bytes) -> None:
 
 def test_the_asterisk_belongs_to_options() -> None:
     head = read_requests(request(start=b"OPTIONS * HTTP/1.1")).head
-    assert (head.form, head.path, head.host) == (TargetForm.ASTERISK, b"*", b"a.example")
+    assert (head.path, head.host) == (b"*", b"a.example")
     assert read_requests(request(start=b"OPTIONS http://a.example HTTP/1.1")).head.path == b"*"
     assert read_requests(request(start=b"OPTIONS http://a.example/ HTTP/1.1")).head.path == b"/"
 
@@ -418,7 +417,6 @@ def test_an_empty_host_is_for_a_target_that_says_it() -> None:
 )
 def test_connect_takes_its_authority_from_the_target(host: bytes) -> None:
     reading = read_requests(request(start=b"CONNECT a.example:443 HTTP/1.1", host=host) + b"\x16\x03")
-    assert reading.head.form == TargetForm.AUTHORITY
     assert reading.head.host == reading.head.target == b"a.example:443"
     assert reading.rest == b"\x16\x03"
 

@@ -80,14 +80,14 @@ def test_when_a_connection_may_be_used_again(answer: bytes, is_reusable: bool):
     one.upstream.data_received(answer)
     assert one.error is None
     assert not one.driver.is_busy
-    assert one.upstream.is_reusable is is_reusable
+    assert one.upstream.is_reusable() is is_reusable
 
 
 def test_a_closing_connection_may_not_be_used_again():
     one = Exchange()
     one.upstream.data_received(b"HTTP/1.1 204 No Content\r\n\r\n")
     one.upstream.close()
-    assert one.upstream.is_leaving
+    assert one.upstream.is_leaving()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_clean_end_ends_a_body_that_lasts_until_it():
     one.upstream.data_received(b"HTTP/1.1 200 OK\r\n\r\nhi")
     assert not one.upstream.eof_received()
     assert (one.sink.body, one.sink.ended, one.error) == (b"hi", True, None)
-    assert not one.upstream.is_reusable
+    assert not one.upstream.is_reusable()
 
 
 def test_octets_that_nobody_has_asked_for_close_an_idle_connection():
@@ -145,6 +145,6 @@ def test_what_comes_behind_an_answer_is_not_kept_while_a_filter_waits():
     assert not one.upstream.is_reading_paused
     one.upstream.data_received(b"x" * 65536)
     assert one.upstream.is_reading_paused
-    assert not one.upstream.is_reusable
+    assert not one.upstream.is_reusable()
     one.upstream.finish()
     assert not one.upstream.is_reading_paused

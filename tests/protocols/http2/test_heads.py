@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.model.fields import Fields
-from egressproxy.model.message import CHUNKED, ResponseHead, TargetForm
+from egressproxy.model.message import CHUNKED, ResponseHead
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http1.request_head import HOP_NAMES, split_hop_fields
 from egressproxy.protocols.http2.field_coding import FieldDecoder
@@ -48,18 +48,18 @@ def replaced(name: bytes, value: bytes | None) -> FieldList:
 def test_a_request_reads_as_in_http1():
     head = reader().read([*GET, (b"accept", b"*/*"), (b"x-a", b"")], ends_stream=True)
     assert (head.method, head.path, head.host, head.body) == (b"GET", b"/a?b", b"a.example", 0)
-    assert head.form == TargetForm.ORIGIN
+    assert head.scheme == b""
     assert head.fields.block == b"\r\naccept: */*\r\nx-a: "
 
 
 def test_on_a_forward_proxy_it_names_its_destination():
     head = reader(is_forward=True).read(GET, ends_stream=True)
-    assert (head.form, head.scheme, head.host) == (TargetForm.ABSOLUTE, b"https", b"a.example")
+    assert (head.scheme, head.host) == (b"https", b"a.example")
 
 
 def test_connect_names_host_and_port():
     head = reader(is_forward=True).read(CONNECT, ends_stream=False)
-    assert (head.form, head.target, head.path) == (TargetForm.AUTHORITY, b"a.example:443", b"a.example:443")
+    assert (head.target, head.path) == (b"a.example:443", b"a.example:443")
 
 
 def test_crumbs_of_a_cookie_are_one_field_where_the_first_stood():
