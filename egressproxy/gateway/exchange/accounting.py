@@ -13,7 +13,7 @@ from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.error_responses import has_event, is_denial
 from egressproxy.gateway.exchange.pipeline import Pipeline
-from egressproxy.gateway.exchange.recent_decisions import KEPT, PATH_START, Remembered
+from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered
 from egressproxy.gateway.overload.request_gate import RequestGate
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
@@ -109,7 +109,7 @@ class Accounting:
             exchange.forget_state()
         self.recent.append(
             (
-                exchange.started_wall, exchange.method, exchange.scheme, exchange.authority, exchange.path[PATH_START],
+                exchange.started_wall, exchange.method, exchange.scheme, exchange.authority, exchange.path[:MAX_PATH],
                 exchange.gateway, exchange.listener, exchange.identity, exchange.reason,
             )
         )  # fmt: skip

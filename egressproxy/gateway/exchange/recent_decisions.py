@@ -16,8 +16,6 @@ from egressproxy.model.caller_identity import CallerIdentity
 KEPT: Final = 1024
 #: Of a path: the rest could fill memory.
 MAX_PATH: Final = 1024
-#: The part of a path that is kept.
-PATH_START: Final = slice(MAX_PATH)
 
 _Entry = tuple[float, bytes, bytes, Authority | None, bytes, str, str, CallerIdentity, Reason]
 #: What Accounting keeps: when (wall clock), method, scheme, authority, path, gateway, listener, identity, how it ended.
