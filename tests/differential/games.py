@@ -358,7 +358,7 @@ def _of_hellos(chance: random.Random) -> Game:
 
 def _of_lines(chance: random.Random) -> Game:
     texts = ("-", "a.example", 'a"b', "a\\b", "\xe4", "\n", "x" * 9000, "", "a?b", "\x7f", "\u2028")
-    texts_of = ("client", "gateway", "route", "upstream", "request_id", "detail", "kind")
+    texts_of = ("client", "gateway", "route", "upstream", "request_id", "detail")
     return {
         "texts": {name: chance.choice(texts) for name in texts_of if chance.random() < 0.4},
         "octets": {name: chance.choice((*METHODS[:7], *PATHS[:9], "\xe4", '"')) for name in ("method", "path")},
@@ -368,6 +368,7 @@ def _of_lines(chance: random.Random) -> Game:
         },
         "grpc_status": chance.choice((-1, -1, -1, 0, 14)),
         "took_s": chance.choice((0.0, 0.0004, 0.0005, 0.123456, 1.9999996, 86400.5)),
+        "is_tunnel": chance.random() < 0.2,
         "would_deny": chance.random() < 0.1,
     }
 

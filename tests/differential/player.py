@@ -55,7 +55,7 @@ from tests.support.conversation import conversation
 
 #: The attributes of heads: compiled code has no list of them.
 OF_REQUEST = (
-    "authority", "body", "connection_close", "expect_continue", "form", "host", "http_1_0", "max_forwards", "method",
+    "authority", "body", "connection_close", "expect_continue", "host", "http_1_0", "max_forwards", "method",
     "path", "proxy_authorization", "scheme", "target", "te_trailers", "upgrade", "via",
 )  # fmt: skip
 OF_RESPONSE = ("body", "connection_close", "http_1_0", "is_interim", "phrase", "status", "upgrade", "via")
@@ -461,7 +461,7 @@ def lines(asked: Played) -> Seen:
     for name, value in (*asked["texts"].items(), *asked["numbers"].items()):
         setattr(x, name, value)
     x.method, x.path = octets(asked["octets"]["method"]), octets(asked["octets"]["path"])
-    x.grpc_status, x.ended_at = asked["grpc_status"], 100.0 + asked["took_s"]
+    x.grpc_status, x.ended_at, x.is_tunnel = asked["grpc_status"], 100.0 + asked["took_s"], asked["is_tunnel"]
     if asked["would_deny"]:
         x.note_denials(Reason.NO_ROUTE)
     written = Lines()
