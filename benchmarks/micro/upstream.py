@@ -12,7 +12,9 @@ class Connection:
     """What a pool looks at."""
 
     is_lost = False
-    is_leaving = False
+
+    def is_leaving(self) -> bool:
+        return False
 
 
 def stages() -> Iterator[Stage]:
