@@ -56,6 +56,9 @@ class Ended:
 class World:
     """Starts everything in `folder`; `close` ends it."""
 
+    #: Names that lead to the origin, too.
+    more_names: tuple[str, ...] = ()
+
     def __init__(self, folder: Path) -> None:
         self.pki = Pki(folder)
         (folder / "git").mkdir()
@@ -69,19 +72,26 @@ class World:
             s3.routes(),
             ai.routes(),
         ]
-        self.origin = OriginServer(tables, self.pki.server_context(ORIGIN)).start()
-        names = dict.fromkeys((ORIGIN, DENIED, FRESH), self.origin.address) | {DOWN: refusing_address()}
+        self.origin = OriginServer(tables, self.pki.server_context(ORIGIN, *self.more_names)).start()
+        names = dict.fromkeys((ORIGIN, DENIED, FRESH, *self.more_names), self.origin.address) | {
+            DOWN: refusing_address()
+        }
         # A name of the outside that resolves to an address of the inside.
         self.dns = NameServer({name: [address] for name, address in names.items()} | {PRIVATE: ["10.255.0.1"]}).start()
         self.forward_port, self.reverse_port = free_port(), free_port()
         self.forward_tls_port, self.reverse_tls_port = free_port(), free_port()
         self.socks_port = free_port()
-        self.gateway = GatewayProcess(folder / "gateway", self.manifests()).start()
+        self.gateway = GatewayProcess(folder / "gateway", self.manifests())
+        self.add_files(self.gateway.config)
+        self.gateway.start()
 
     def close(self) -> None:
         self.gateway.stop()
         self.origin.stop()
         self.dns.stop()
+
+    def add_files(self, folder: Path) -> None:
+        """Put files beside the manifests."""
 
     def manifests(self) -> list[manifests.Manifest]:
         """On the reverse listener: /allowed, /denied and /down to three backends, /keyed to one with a credential.
