@@ -50,6 +50,7 @@ class ServedKind:
 
 GATEWAY: Final = "gateway.networking.k8s.io"
 _PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
+AGENTIC: Final = "agentic.networking.x-k8s.io"
 #: Our group, first in discovery: of two groups with a kind `Backend`, kubectl takes the first.
 OURS: Final = "egressproxy.io"
 
@@ -71,6 +72,7 @@ CONFIGURED: Final = (
     ServedKind(GATEWAY, "XBackendDestination", ("v1alpha1",)),
     ServedKind(_PROTOTYPE, "Backend", ("v0alpha0",)),
     ServedKind(_PROTOTYPE, "XBackendDestination", ("v0alpha0",)),
+    ServedKind(AGENTIC, "XAccessPolicy", ("v1alpha1",)),
     ServedKind(OURS, "Backend", ("v1alpha1",), ("egb",)),
     ServedKind(OURS, "EgressPolicy", ("v1alpha1",), ("egp",)),
     ServedKind(OURS, "PayloadProcessingPipeline", ("v1alpha1",), ("ppp",)),

@@ -287,6 +287,10 @@ class Filter:
         """For `egressproxy explain`: how this exchange waits for a person, as a sentence; "" where it does not."""
         return ""
 
+    def decision(self, exchange: Exchange, /) -> str:
+        """For `egressproxy explain`: what is decided about this exchange, and by which rule; "" where nothing is."""
+        return ""
+
     def explain(self, exchange: Exchange, /) -> list[LimitState]:
         """For `egressproxy explain`: the limits that hold for this exchange. Must not change or count anything."""
         return []

@@ -26,7 +26,7 @@ from egressproxy.config.compile.policies.layers import Layers, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.resilience import rule_retry
-from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_scopes
+from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_scopes, scopes_of
 from egressproxy.config.compile.routes.matches import as_http_rule, grpc_match, http_match
 from egressproxy.config.compile.routes.route_validation import RouteValidation, filter_protocols
 from egressproxy.config.compile.routes.session_persistence import session_ir
@@ -90,8 +90,8 @@ class RouteCompiler:
     def stream_route(self, route: TlsRoute | TcpRoute, attachment: Attachment, layers: Layers) -> StreamRouteIR:
         """A TLSRoute or TCPRoute on one listener."""
         rule: StreamRule = route.spec.rules[0]
+        scopes = scopes_of(attachment.listener, self.policies.merge(layers, is_routed=False).policy, str(route))
         layers = self._rule_layers(route, rule, layers)
-        scopes = LimitScopes(str(attachment.listener.gateway), str(route))
         merged = self.policies.merge(layers, is_routed=True)
         placed, error = self._requests(layers, scopes)
         tls = attachment.listener.tls
@@ -115,7 +115,8 @@ class RouteCompiler:
         """What holds where no route matches: policy, extensions, and the backend, which the request names on a forward
         proxy and in streams of TLS that policies have opened; None on other listeners.
         """
-        placed, error = self._requests(layers, default_scopes(listener))
+        policy = self.policies.merge(layers, is_routed=False).policy
+        placed, error = self._requests(layers, default_scopes(listener, policy))
         error = error or exposed_to_tenants(self.policies.merge(layers, is_routed=False).policy, placed)
         default = None
         is_forward = listener.protocol is not None and listener.protocol.is_forward
@@ -129,8 +130,8 @@ class RouteCompiler:
         written = route.spec.rules[index]
         rule = as_http_rule(written)
         session = session_ir(route.full_name, index, rule)
+        scopes = scopes_of(listener, self.policies.merge(layers, is_routed=False).policy, str(route))
         layers = self._rule_layers(route, rule, layers, self.pipelines.policies(route, rule.filters), index)
-        scopes = LimitScopes(str(listener.gateway), str(route))
         merged = self.policies.merge(layers, is_routed=True)
         placed, problem = self._requests(layers, scopes)
         error = error or problem
