@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import Start
+from tests.gateway.exchange.test_connect import client_hello
 from tests.gateway.kit import OK, VIA, connect, forward, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer
@@ -163,3 +164,182 @@ def test_who_no_rule_is_for_is_denied(converse: Start, target: Manifest):
         assert outcome(talk, get(), talk.connect(address=address)) == "denied"
         assert outcome(talk, post(call("get-sum")), talk.connect(address=address)) == "denied"
     assert outcome(talk, get()) == "allowed"
+
+
+# --- what is sent so that it is read in two ways ---------------------------------------------------------------------
+TOOLS = rule(mcp={"methods": [GET_SUM]})
+
+
+@pytest.mark.parametrize("target", [GATEWAY, BACKEND], ids=["gateway", "backend"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"get-sum","name":"echo"}}',
+        b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"get-sum","Name":"echo"}}',
+        b'{"jsonrpc":"2.0","id":7,"method":"tools/call","Method":"x","params":{"name":"get-sum"}}',
+        b'{"jsonrpc":"2.0","method":"tools/call","params":{"name":"echo"}}',
+        b'[{"jsonrpc":"2.0","method":"tools/call","params":{"name":"echo"}}]',
+        b"[]",
+        b"not json",
+        b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"get-sum"}}'[:-1],
+        b'"tools/call"',
+    ],
+)
+def test_a_body_that_cannot_be_told_is_denied(converse: Start, body: bytes, target: Manifest):
+    talk = converse(served(access(TOOLS, target=target)))
+    assert outcome(talk, post(body)) == "denied"
+
+
+@pytest.mark.parametrize("target", [GATEWAY, BACKEND], ids=["gateway", "backend"])
+def test_every_message_of_a_batch_has_to_be_allowed(converse: Start, target: Manifest):
+    talk = converse(served(access(TOOLS, target=target)))
+    assert outcome(talk, post(b"[%b,%b]" % (call("get-sum"), call("get-sum")))) == "allowed"
+    talk.client >> post(b"[%b,%b]" % (call("get-sum"), call("echo")))
+    talk.client.take(rb'HTTP/1.1 200 .*\[\{"jsonrpc".*"code": 403.*\}, \{"jsonrpc".*"code": 403.*\}\]')
+    talk.settle()
+    assert talk.record()["reason"] == "access_denied"
+    many = b",".join([call("get-sum")] * 51)
+    assert outcome(talk, post(b"[%b]" % many)) == "denied"
+
+
+@pytest.mark.parametrize("target", [GATEWAY, BACKEND], ids=["gateway", "backend"])
+def test_a_body_in_an_unknown_coding_or_chunks_is_judged_all_the_same(converse: Start, target: Manifest):
+    talk = converse(served(access(TOOLS, target=target)))
+    talk.client >> post(call("get-sum"), "Content-Encoding: compress")
+    talk.settle()
+    if talk.pending_dial() is not None:
+        talk.dialled("a.example", 80)
+    talk.client.take(rb"HTTP/1.1 4(15|03) .*\}\n?")
+    head = b"POST /mcp HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = call("echo")
+    talk.client = talk.connect()
+    talk.client >> head + b"10\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (body[:16], len(body) - 16, body[16:])
+    talk.settle()
+    if target is BACKEND and talk.pending_dial() is not None:
+        talk.dialled("a.example", 80)
+    status, _, _, error = talk.client.answer()
+    assert (status, error["code"]) == (200, 403)
+
+
+# --- together with others --------------------------------------------------------------------------------------------
+def test_all_policies_have_to_allow_a_request_ours_too(converse: Start):
+    ours = m.policy(name="limits", extensions=[{
+        "name": "no-echo", "type": "egressproxy.io/ToolPolicy:v1", "phase": "request-headers",
+        "config": {"tools": {"deny": [{"names": ["echo"]}]}, "unreadable": "Allow"},
+    }])  # fmt: skip
+    both = {"methods": [{"name": "tools/call", "params": ["get-sum", "echo"]}]}
+    second = access(rule(mcp={"methods": [{"name": "tools/call", "params": ["get-sum", "add"]}]}), name="second")
+    talk = converse([*served(access(rule(mcp=both)), second), ours])
+    assert outcome(talk, post(call("get-sum"))) == "allowed"
+    for tool, blamed in (("add", "XAccessPolicy agents/access"), ("echo", "XAccessPolicy agents/second")):
+        talk.client = talk.connect()
+        talk.client >> post(call(tool))
+        talk.client.take(rb"HTTP/1.1 200 .*\}\}")
+        talk.settle()
+        assert talk.record()["rule"] == blamed
+    talk.reload([*served(access(rule(mcp=both))), ours])
+    talk.client = talk.connect()
+    talk.client >> post(call("echo"))
+    talk.client.take(rb"HTTP/1.1 200 .*no-echo.*\}\}")
+    talk.settle()
+    assert talk.record()["rule"] == "EgressPolicy agents/limits"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {**GATEWAY, "sectionName": "http"},
+        {"group": m.GATEWAY_API, "kind": "HTTPRoute", "name": "route"},
+        BACKEND,
+        {**BACKEND, "sectionName": "80"},
+    ],
+)
+def test_listeners_routes_and_ports_can_be_targets(converse: Start, target: Manifest):
+    talk = converse(served(access(rule(methods=["GET"]), target=target)))
+    assert outcome(talk, get(method="DELETE")) == "denied"
+    assert outcome(talk, get()) == "allowed"
+
+
+def test_a_path_is_the_clients_also_where_it_is_rewritten_and_cannot_be_spelled_otherwise(converse: Start):
+    written = rule(paths=[{"value": "/open"}])
+    for target in (GATEWAY, BACKEND):
+        made = served(access(written, target=target))
+        made[3] = m.http_route("route", m.prefix_rule("/", "a", rewrite="/inner"))
+        talk = converse(made)
+        assert outcome(talk, get("/open/x")) == "allowed"
+        assert outcome(talk, get("/closed")) == "denied"
+        talk.client >> get("/open/../closed")
+        talk.client.take(rb"HTTP/1.1 (400|403) ")
+        talk.settle()
+        assert talk.record()["reason"] in ("bad_target", "access_denied")
+
+
+# --- tunnels, upgrades, HTTP/2 ---------------------------------------------------------------------------------------
+def tunnelled(written: Manifest, **more: Any) -> list[Manifest]:
+    return forward(access(written, **more), identity=KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("written", "is_allowed"),
+    [
+        (rule(), True),
+        (rule(hosts=["a.example"], ports=[443]), True),
+        (rule(methods=["CONNECT"]), True),
+        (rule(ports=[80]), False),
+        (rule(hosts=["b.example"]), False),
+        (rule(methods=["GET"]), False),
+        (rule(paths=[{"value": "/"}]), False),
+        (rule(headers=[{"name": "host", "value": "a.example:443"}]), False),
+        (rule(mcp=MATCHES), False),
+        (rule(cel={"expression": "true"}), False),
+    ],
+)
+def test_a_tunnel_is_allowed_by_rules_that_ask_for_nothing_inside(converse: Start, written: Manifest, is_allowed: bool):
+    talk = converse(tunnelled(written))
+    talk.client >> connect("a.example:443")
+    if is_allowed:
+        talk.dialled("a.example", 443)
+        talk.client.take(rb"HTTP/1.1 200 ")
+        return
+    assert talk.client.answer()[0] == 403
+    talk.no_dial()
+    assert talk.record()["reason"] == "access_denied"
+    other = talk.connect(address=OTHER)
+    other >> connect("a.example:443")
+    assert other.answer()[0] == 403
+
+
+def test_a_tunnel_to_a_backend_is_judged_before_it_is_dialled(converse: Start):
+    made = [
+        m.gateway({"name": "tls", "port": 8443, "protocol": "TLS", "tls": {"mode": "Passthrough"}}),
+        m.policy(identity=KNOWN),
+        m.backend("a", "a.example", 443, protocol="TCP"),
+        m.tls_route("t", "a", hostnames=["a.example"]),
+        access(TOOLS, target=BACKEND),
+    ]
+    talk = converse(made)
+    talk.client >> client_hello("a.example")
+    talk.settle()
+    talk.no_dial()
+    assert talk.record()["reason"] == "access_denied"
+
+
+def test_an_upgrade_matches_no_rule_that_asks_for_messages(converse: Start):
+    talk = converse(served(access(rule(mcp=MATCHES))))
+    talk.client >> get("/mcp", "Connection: Upgrade", "Upgrade: websocket")
+    assert talk.client.answer()[0] == 403
+
+
+def test_streams_of_http2_are_judged_one_by_one(converse: Start):
+    talk = converse(served(access(TOOLS)))
+    talk.counts_octets = False
+    client = Http2Client()
+    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"), (b":path", b"/mcp"),
+              (b"content-type", b"application/json")]  # fmt: skip
+    first = client.request(fields, call("echo"))
+    second = client.request([(b":method", b"GET"), *fields[1:4]])
+    talk.client >> client.outgoing()
+    talk.settle()
+    client.take(talk.client.take(b".*")[0])
+    assert (client.of(first).status, client.of(second).status) == (200, 403)
+    assert b'"code": 403' in client.of(first).data

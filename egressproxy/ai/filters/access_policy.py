@@ -94,15 +94,14 @@ class AccessPolicy(Filter):
         return BodyMode.BUFFER if exchange.state.get(self._left) else None
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        """Returns an error of JSON-RPC for messages that no rule allows. Raises Rejected for what is none."""
+        """Returns an error of JSON-RPC for messages that no rule allows. Raises Rejected for another body."""
         left = exchange.take(self._left) or []
         return run(self._judged_body(exchange, data, left), is_long=len(data) > SCANNED_AT_ONCE)
 
     # --- backends ------------------------------------------------------------------------------------------------
     def connect(self, exchange: Exchange) -> None:
-        """Raises Rejected for a tunnel that no rule allows. Requests are judged in `backend_request`."""
-        if exchange.is_tunnel:
-            self._judge_head(exchange)
+        """Raises Rejected for a tunnel, or a head, that no rule allows, before anything is dialled."""
+        self._judge_head(exchange, counts=exchange.is_tunnel)
 
     def backend_request(self, exchange: Exchange) -> Any:
         """As `request_headers` and `request_body`."""
@@ -136,13 +135,14 @@ class AccessPolicy(Filter):
         return f"messages of MCP that match rule {names} are allowed" if names else "denied: no rule allows it"
 
     # --- decisions -----------------------------------------------------------------------------------------------
-    def _judge_head(self, exchange: Exchange) -> list[Rule]:
+    def _judge_head(self, exchange: Exchange, *, counts: bool = True) -> list[Rule]:
         """The rules of which messages have to match one; none where the head is allowed. Raises Rejected."""
         if self._closed:
             raise self._refusal(self._closed)
         allowed, left = self._rules.of_head(exchange)
         if allowed is not None:
-            self._decisions.add(1, allowed or "-", "allowed")
+            if counts:
+                self._decisions.add(1, allowed or "-", "allowed")
         elif not left:
             raise self._refusal("no rule allows it")
         return left

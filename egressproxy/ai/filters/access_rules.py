@@ -91,9 +91,7 @@ class AccessRule(FilterConfig):
 
 
 class Rule:
-    """An AccessRule, compiled. `looks_at_messages`: the head alone does not decide. Raises ValueError for an expression
-    that cannot be used.
-    """
+    """An AccessRule, compiled. `looks_at_messages`: the head alone does not decide. Raises ValueError."""
 
     __slots__ = ("_cel", "_mcp", "_needs_http", "_ports", "_source", "_table", "looks_at_messages", "name")
 
@@ -104,7 +102,7 @@ class Rule:
         self._cel = CelExpression(rule.cel) if rule.cel else None
         mcp = rule.mcp
         if mcp is not None and mcp.methods is None and not mcp.base:
-            mcp = None  # every message, and what is none
+            mcp = None  # no message is excluded, and no other body
         if mcp is None and self._cel is not None:
             mcp = McpMessages((McpMethod(_TOOL_CALL),))
         self._mcp = mcp
@@ -166,12 +164,12 @@ class Rule:
 
 
 class AccessRules:
-    """All rules of a policy. None: everything is allowed."""
+    """All rules of a policy. None: everything is allowed. Raises ValueError for an expression that cannot be used."""
 
     __slots__ = ("_listener_port", "_rules", "looks_at_messages")
 
     def __init__(self, rules: Sequence[AccessRule] | None, listener_port: int) -> None:
-        self._rules = None if rules is None else [Rule(rule) for rule in rules]
+        self._rules = None if rules is None else [_compiled(rule) for rule in rules]
         self._listener_port = listener_port
         self.looks_at_messages = any(rule.looks_at_messages for rule in self._rules or ())
 
@@ -190,6 +188,13 @@ class AccessRules:
         if exchange.is_tunnel or exchange.request.upgrade or exchange.request.body == 0:
             left = []  # nothing is said that could be looked at
         return None, left
+
+
+def _compiled(rule: AccessRule) -> Rule:
+    try:
+        return Rule(rule)
+    except ValueError as error:
+        raise ValueError(f"rule {rule.name}: {error}") from None
 
 
 def refusals(rules: Sequence[Rule], messages: Iterable[Any], asked: AskedRequest) -> Iterator[tuple[str, str]]:

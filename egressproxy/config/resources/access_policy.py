@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from egressproxy.config.resources.hostnames import Hostname
 from egressproxy.config.resources.meta import Model, Resource
@@ -12,6 +12,7 @@ from egressproxy.config.resources.route_matches import HeaderMatch, Method, Path
 from egressproxy.config.resources.values import NOT_NULL, Label, Name, Port, RefusedValue, Subdomain, check_unique
 
 AGENTIC_GROUP = "agentic.networking.x-k8s.io"
+_UNREAD = f"{AGENTIC_GROUP}/v0alpha0"
 
 McpMethodName = Literal[
     "tools", "prompts", "resources", "prompts/list", "tools/list", "resources/list", "resources/templates/list",
@@ -51,7 +52,7 @@ class AccessSource(Model):
 
 
 class AccessMcpMethod(Model):
-    """A method of MCP, and what it may be about."""
+    """A method of MCP, and its allowed subjects."""
 
     name: McpMethodName
     """The method, or its first part for all methods below it."""
@@ -67,7 +68,8 @@ class AccessMcp(Model):
     """Messages of MCP."""
 
     methods: Annotated[Annotated[tuple[AccessMcpMethod, ...], Field(max_length=10)] | None, NOT_NULL] = None
-    """The methods. Default: all, unless `mcpBaseProtocolMethodsOption` matches some. An empty list: none."""
+    """The methods. Default: all methods, without `mcpBaseProtocolMethodsOption`. An empty list has no effect beside that
+    option, and allows nothing without."""
     mcp_base_protocol_methods_option: Literal["SKIP_BASE_PROTOCOL_METHODS", "MATCH_BASE_PROTOCOL_METHODS"] = (
         "SKIP_BASE_PROTOCOL_METHODS"
     )
@@ -89,7 +91,7 @@ class AccessCel(Model):
 
 
 class Authorization(Model):
-    """What the clients of a rule may ask for; all fields must match."""
+    """The allowed requests of a rule; all fields must match."""
 
     type: Literal["Inline", "CEL"]
     """Inline: by these fields. CEL: by `cel`, too."""
@@ -115,14 +117,14 @@ class Authorization(Model):
 
 
 class AccessRule(Model):
-    """A rule: who may ask for what."""
+    """A rule: clients, and their allowed requests."""
 
     name: Annotated[Subdomain, Field(max_length=63)]
     """The name of the rule, for logs and explanations."""
     source: AccessSource = AccessSource.model_construct()
     """The clients. Default: any client."""
     authorization: Annotated[Authorization | None, NOT_NULL] = None
-    """What they may ask for. Default: everything."""
+    """The allowed requests. Default: all."""
 
 
 class AccessPolicySpec(Model):
@@ -150,9 +152,25 @@ class AccessPolicySpec(Model):
             raise RefusedValue("action ExternalAuth needs externalAuth", "add externalAuth")
 
 
-class AccessPolicy(Resource, group=AGENTIC_GROUP, kind="XAccessPolicy", versions=("v1alpha1",)):
-    """Who may ask a Gateway, route or backend for what."""
+class AccessPolicy(Resource, group=AGENTIC_GROUP, kind="XAccessPolicy", versions=("v1alpha1", "v0alpha0")):
+    """The clients of a Gateway, route or backend, and their allowed requests.
+
+    Rules of v0alpha0 have other fields, and are not read: the policy allows nothing at its targets.
+    """
 
     NULLS_ARE_ABSENT: ClassVar[bool] = False
 
     spec: AccessPolicySpec
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the rules are those of a version that is not read."""
+        return self.api_version == _UNREAD
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unread_rules(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("apiVersion") != _UNREAD or not isinstance(value.get("spec"), dict):
+            return value
+        targets = {name: each for name, each in value["spec"].items() if name == "targetRefs"}
+        return {**value, "spec": {**targets, "action": "Allow", "rules": []}}

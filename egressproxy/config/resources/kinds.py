@@ -87,7 +87,7 @@ _GATEWAY_API: dict[str, frozenset[str]] = {
     "gateway.networking.k8s.io": frozenset({"BackendLBPolicy", "UDPRoute"}),
     "gateway.networking.x-k8s.io": frozenset({"XBackendTrafficPolicy", "XListenerSet", "XMesh"}),
     "multicluster.x-k8s.io": frozenset({"ServiceExport", "ServiceImport"}),
-    AGENTIC_GROUP: frozenset({"XAccessPolicy", "XBackend"}),
+    AGENTIC_GROUP: frozenset({"XBackend"}),
 }
 #: What to use in place of those that would have had a say here.
 _INSTEAD = {

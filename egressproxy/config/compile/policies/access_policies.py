@@ -85,8 +85,6 @@ class AccessPolicies:
             why = not_found(target, ref.section_name or "")
             if why is not None:
                 conditions.set("Accepted", False, "TargetNotFound", why)
-                conditions.set("ResolvedRefs", False, "TargetNotFound", why)
-                conditions.set("Programmed", False, "Invalid", "it holds nowhere at this target")
                 continue
             self._state(conditions, policy)
             if ref.kind in ("Gateway", "ListenerSet") and _asks_clients(policy) and not knows_clients(target):
@@ -101,11 +99,9 @@ class AccessPolicies:
         closed = self._closed.get(policy.key)
         if closed is not None:
             conditions.set("Accepted", False, closed[0], f"{closed[1]}; all requests here are refused.")
-        else:
-            conditions.set("Accepted", True, "Accepted", "the policy is in force")
-        conditions.set("ResolvedRefs", True, "ResolvedRefs", "its target exists")
-        programmed = "what it allows passes" if closed is None else "its target is closed"
-        conditions.set("Programmed", closed is None, "Programmed" if closed is None else "Invalid", programmed)
+            return
+        conditions.set("Accepted", True, "Accepted", "the policy is in force")
+        conditions.set("Programmed", True, "Programmed", "requests here need one of its rules")
 
     def _target(self, policy: AccessPolicy, ref: PolicyTargetReference) -> Key:
         return object_key(self._resources, ref, policy.namespace)

@@ -17,7 +17,7 @@ from egressproxy.config.compile.extensions.extension_faults import closing, must
 from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension
 from egressproxy.config.compile.policies.access_policies import AccessPolicies, filter_config
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.resources.access_policy import AccessPolicy
+from egressproxy.config.resources.access_policy import AGENTIC_GROUP, AccessPolicy
 from egressproxy.config.resources.limits import AmountRate, Concurrency, Limits, LimitStore, Rate
 from egressproxy.config.resources.policy import EgressPolicy, EgressPolicySpec
 
@@ -128,6 +128,9 @@ class PolicyFilters:
         policies = self._access
         for policy in policies.objects:
             if policies.closed(policy):
+                continue
+            if policy.is_unread:
+                policies.close(policy, "Invalid", f"{policy.api_version} is not read; write it as {AGENTIC_GROUP}/v1alpha1")
                 continue
             if policy.spec.action == "ExternalAuth":
                 policies.close(policy, "NotEnforceable", "action ExternalAuth is not supported yet")
