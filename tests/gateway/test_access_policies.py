@@ -343,3 +343,109 @@ def test_streams_of_http2_are_judged_one_by_one(converse: Start):
     client.take(talk.client.take(b".*")[0])
     assert (client.of(first).status, client.of(second).status) == (200, 403)
     assert b'"code": 403' in client.of(first).data
+
+
+# --- external authorization ------------------------------------------------------------------------------------------
+ALLOWS = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+DENIES = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno"
+SERVER = {"protocol": "HTTP", "http": {}, "backendRef": {"group": m.OURS, "kind": "Backend", "name": "auth"}}
+
+
+def asking(*rules: Manifest, name: str = "asking", **more: Any) -> Manifest:
+    return access(*rules, name=name, action="ExternalAuth", externalAuth=SERVER, **more)
+
+
+def guarded(*policies: Manifest) -> list[Manifest]:
+    return [*served(*policies), m.backend("auth", "auth.example", 9000)]
+
+
+def is_asked(talk: Conversation, request: bytes, answer: bytes, client: Peer | None = None) -> bool:
+    """Whether the server is asked about this request, and answers so."""
+    (client or talk.client) >> request
+    talk.settle()
+    dial = talk.pending_dial()
+    if dial is None or talk.names.name_of(dial.endpoints[0][0]) != "auth.example":
+        return False
+    talk.dialled("auth.example", 9000)
+    talk.origin.take(rb"[A-Z]+ .*?\r\n\r\n")
+    talk.origin >> answer
+    talk.settle()
+    return True
+
+
+def test_a_server_is_asked_before_the_rules_of_other_policies(converse: Start):
+    """xaccesspolicy-evaluation-logic: both have to allow a call."""
+    allowing = access(rule(mcp={**MATCHES, "methods": [GET_SUM]}))
+    for tool, answer, expected in (
+        ("get-sum", ALLOWS, "a.example"),
+        ("get-env", ALLOWS, "access_denied"),
+        ("echo", DENIES, "ext_auth_denied"),
+    ):
+        talk = converse(guarded(asking(rule("route-to-extauth")), allowing))
+        assert is_asked(talk, post(call(tool)), answer)
+        if expected == "a.example":
+            talk.dialled("a.example", 80)
+            talk.origin.take(rb"POST /mcp .*get-sum.*\}\}")
+            talk.origin >> OK
+            talk.client.take(rb"HTTP/1.1 200 .*hi")
+            continue
+        talk.client.take(rb"HTTP/1.1 (200|403) .*(\}\}|no)")
+        talk.settle()
+        talk.no_dial()
+        assert talk.record()["reason"] == expected
+        assert talk.record()["rule"] == f"XAccessPolicy agents/{'asking' if answer is DENIES else 'access'}"
+
+
+@pytest.mark.parametrize(
+    ("written", "request_", "address", "expected"),
+    [
+        (rule(), get(), TESTER, True),
+        (rule(), get(), OTHER, False),
+        (rule(methods=["POST"]), get(), TESTER, False),
+        (rule(mcp={"methods": [GET_SUM]}), post(call("get-sum")), TESTER, True),
+        (rule(mcp={"methods": [GET_SUM]}), post(call("echo")), TESTER, False),
+        (rule(mcp={"methods": [GET_SUM]}), post(b"[%b,%b]" % (call("echo"), call("get-sum"))), TESTER, True),
+        (rule(mcp={"methods": [GET_SUM]}), post(b"not json"), TESTER, True),
+        (rule(mcp={"methods": [GET_SUM]}), post(b'{"a":"%b"}' % (b"a" * 70_000)), TESTER, True),
+        (rule(cel={"expression": "request.headers['x'] == 'a'"}), post(call("echo")), TESTER, True),
+        (rule(mcp=MATCHES), get("/", "Connection: Upgrade", "Upgrade: websocket"), TESTER, True),
+    ],
+)
+def test_what_its_rules_match_or_may_match_is_put_to_the_server(
+    converse: Start, written: Manifest, request_: bytes, address: str, expected: bool
+):
+    talk = converse(guarded(asking(written)))
+    client = talk.connect(address=address)
+    assert is_asked(talk, request_, DENIES, client) is expected
+    if expected:
+        client.take(rb"HTTP/1.1 403 .*no")
+    else:
+        talk.dialled("a.example", 80)
+        talk.origin.take(rb"(GET|POST) .*\r\n\r\n.*")
+        talk.origin >> OK
+        client.take(rb"HTTP/1.1 200 .*hi")
+
+
+def test_without_rules_all_is_put_to_the_server_and_no_tunnel_can_be(converse: Start):
+    everything = asking()
+    del everything["spec"]["rules"]
+    auth = m.backend("auth", "auth.example", 9000)
+    talk = converse(forward(everything, auth, identity=KNOWN))
+    assert is_asked(talk, b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n", DENIES)
+    talk.client.take(rb"HTTP/1.1 403 .*no")
+    talk.client = talk.connect()
+    talk.client >> connect("a.example:443")
+    assert talk.client.answer()[0] == 403
+    talk.no_dial()
+    talk.reload(forward(asking(rule()), auth, identity=KNOWN))
+    other = talk.connect(address=OTHER)
+    other >> connect("a.example:443")
+    talk.dialled("a.example", 443)
+    other.take(rb"HTTP/1.1 200 ")
+
+
+def test_a_server_that_is_not_there_refuses_what_is_put_to_it(converse: Start):
+    talk = converse(served(asking(rule())))
+    talk.client >> get()
+    assert talk.client.answer()[0] >= 500
+    assert outcome(talk, get(), talk.connect(address=OTHER)) == "allowed"

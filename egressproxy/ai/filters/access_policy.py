@@ -49,11 +49,14 @@ class AccessPolicyConfig(FilterConfig):
         rules: one of them has to match; None: every request is allowed.
         closed: why the policy cannot be enforced, so that everything is refused; "": it can.
         listener_port: the port of the listener, where clients do not name the port; 0 on a forward proxy.
+        delegates: the rules say which requests an authorization server is asked about. The filter refuses only
+            tunnels, of which no server can be asked.
     """
 
     rules: tuple[AccessRule, ...] | None = None
     closed: str = ""
     listener_port: int = 0
+    delegates: bool = False
 
 
 class AccessPolicy(Filter):
@@ -67,6 +70,7 @@ class AccessPolicy(Filter):
         config: AccessPolicyConfig = context.config
         self._source = context.source
         self._closed = config.closed
+        self._delegates = config.delegates
         try:
             self._rules = AccessRules(config.rules, config.listener_port)
         except ValueError as error:
@@ -76,7 +80,7 @@ class AccessPolicy(Filter):
             "egress_access_decisions", "Requests and messages that AccessPolicy has judged.", ("rule", "decision")
         )
         self.max_buffer_bytes = MAX_BUFFERED_BYTES
-        looks = self._rules.looks_at_messages
+        looks = self._rules.looks_at_messages and not self._delegates
         if context.phase is Phase.BACKEND_REQUEST:
             self.needs_body = looks
             self.runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.CONNECT))
@@ -86,6 +90,10 @@ class AccessPolicy(Filter):
     # --- Gateways and routes -------------------------------------------------------------------------------------
     def request_headers(self, exchange: Exchange) -> None:
         """Raises Rejected for a head that no rule allows."""
+        if self._delegates:
+            if exchange.is_tunnel and self._rules.concern(exchange):
+                raise self._refusal("a tunnel cannot be put to the authorization server")
+            return
         left = self._judge_head(exchange)
         if left:
             exchange.keep(self._left, left)
@@ -118,6 +126,8 @@ class AccessPolicy(Filter):
         """Raises Rejected for a head that no rule allows."""
         if self._closed:
             raise self._refusal(self._closed)
+        if self._delegates:
+            return
         allowed, left = self._rules.of_head(exchange)
         if allowed is None and not left and (exchange.is_tunnel or exchange.method != b"POST"):
             raise self._refusal("no rule allows it")
@@ -129,9 +139,12 @@ class AccessPolicy(Filter):
             allowed, left = self._rules.of_head(exchange)
         except GatewayError as error:
             return f"denied: {error.message}"
+        names = ", ".join(rule.name for rule in left)
+        if self._delegates:
+            asked = f"rule {allowed or names}" if allowed or names else "every request" if allowed == "" else ""
+            return f"the authorization server is asked: {asked}" if asked else "the authorization server is not asked"
         if allowed is not None:
             return f"allowed by rule {allowed}" if allowed else "allowed: the policy has no rules"
-        names = ", ".join(rule.name for rule in left)
         return f"messages of MCP that match rule {names} are allowed" if names else "denied: no rule allows it"
 
     # --- decisions -----------------------------------------------------------------------------------------------

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any, Final
 
+from egressproxy.ai.apis.member_names import rpc_fault
+from egressproxy.ai.apis.message import JsonMessage
 from egressproxy.ai.filters.access_expressions import AskedRequest, CelExpression, ExpressionError
 from egressproxy.filters.settings import FieldName, FilterConfig, HostnamePattern, Within
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, PathMatchType, ValueMatch
 from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.strict_json import Unreadable
 from egressproxy.model.work import at_once
 from egressproxy.routing.table import HttpTable
 
@@ -185,9 +188,43 @@ class AccessRules:
                 if not rule.looks_at_messages or rule.matches_head(exchange):
                     return rule.name, []
                 left.append(rule)
-        if exchange.is_tunnel or exchange.request.upgrade or exchange.request.body == 0:
-            left = []  # nothing is said that could be looked at
-        return None, left
+        return None, left if has_messages(exchange) else []
+
+    def concern(self, exchange: Exchange) -> bool:
+        """Whether a rule is for this client, whatever a tunnel or an upgraded connection carries."""
+        return self._rules is None or any(rule.is_from(exchange.identity) for rule in self._rules)
+
+    def match(self, exchange: Exchange, body: bytes | None) -> bool:
+        """Whether a request matches a rule, or may match one: its body cannot be read, or is too long (None)."""
+        allowed, left = self.of_head(exchange)
+        if allowed is not None or not has_messages(exchange):
+            return allowed is not None or (bool(exchange.request.upgrade) and self.concern(exchange))
+        if not left or body is None:
+            return bool(left)
+        try:
+            value = JsonMessage.parse(body)
+        except Unreadable:
+            return True
+        if rpc_fault(value):
+            return True
+        asked = asked_request(exchange)
+        return any(_may_match(rule, message, asked) for message in _listed(value) for rule in left)
+
+
+def has_messages(exchange: Exchange) -> bool:
+    """Whether a body follows that can be looked at."""
+    return not (exchange.is_tunnel or exchange.request.upgrade or exchange.request.body == 0)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if type(value) is list else [value]
+
+
+def _may_match(rule: Rule, message: Any, asked: AskedRequest) -> bool:
+    try:
+        return rule.matches(message, asked)
+    except ExpressionError:
+        return True
 
 
 def _compiled(rule: AccessRule) -> Rule:

@@ -113,7 +113,7 @@ def filter_config(policy: AccessPolicy, closed: str, trust_domain: str, port: in
     """
     if closed:
         return {"closed": closed}
-    made: dict[str, Any] = {"listenerPort": port}
+    made: dict[str, Any] = {"listenerPort": port, "delegates": policy.spec.action == "ExternalAuth"}
     if policy.spec.rules is not None:
         made["rules"] = [_rule(rule, policy.namespace, trust_domain) for rule in policy.spec.rules]
     return made

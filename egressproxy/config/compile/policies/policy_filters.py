@@ -30,6 +30,8 @@ ACCESS = "egressproxy.io/AccessPolicy:v1"
 #: What an XAccessPolicy judges: a request as ExternalAuth (45) leaves it, before filters of routes (50) change it; an
 #: attempt before other filters of the backend.
 _ACCESS_PRIORITY = {"request-headers": 46, "backend-request": -100}
+#: The kinds of targets where an authorization server can be asked, before a backend is chosen.
+_ASKING = frozenset({"Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute"})
 
 #: What an ExtensionIR calls the level of a layer.
 _LEVELS = {Level.GATEWAY: 0, Level.LISTENER: 0, Level.ROUTE: 1, Level.RULE: 1, Level.BACKEND: 2}
@@ -132,8 +134,10 @@ class PolicyFilters:
             if policy.is_unread:
                 policies.close(policy, "Invalid", f"{policy.api_version} is not read; write it as {AGENTIC_GROUP}/v1alpha1")
                 continue
-            if policy.spec.action == "ExternalAuth":
-                policies.close(policy, "NotEnforceable", "action ExternalAuth is not supported yet")
+            kinds = {ref.kind for ref in policy.spec.target_refs}
+            if policy.spec.action == "ExternalAuth" and not kinds <= _ASKING:
+                what = f"action ExternalAuth holds on {', '.join(sorted(_ASKING))}, and not on {', '.join(kinds)}"
+                policies.close(policy, "NotEnforceable", what)
                 continue
             config = filter_config(policy, "", "", 0)
             try:
@@ -146,6 +150,18 @@ class PolicyFilters:
             why = self.compiler.misfit(made.spec)
             if why:
                 policies.close_unfit(policy, why)
+
+    def delegating(
+        self, layers: Iterable[Layer], scopes: LimitScopes
+    ) -> list[tuple[AccessPolicy, RankedExtension]]:
+        """The XAccessPolicies of these layers that have an authorization server asked, each with its filter."""
+        return [
+            (policy, self._access_filter(policy, layer, scopes, "request-headers"))
+            for layer in layers
+            if layer.level is not Level.BACKEND
+            for policy in layer.access
+            if policy.spec.action == "ExternalAuth" and not self._access.closed(policy)
+        ]
 
     def _access_filter(
         self, policy: AccessPolicy, layer: Layer, scopes: LimitScopes, phase: str
