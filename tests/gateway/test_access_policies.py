@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
 
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import client_hello
-from tests.gateway.kit import OK, VIA, connect, forward, reverse
+from tests.gateway.exchange.test_interception import inside, opening, start
+from tests.gateway.kit import OK, connect, forward, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer
 from tests.support.http2_client import Http2Client
@@ -449,3 +451,93 @@ def test_a_server_that_is_not_there_refuses_what_is_put_to_it(converse: Start):
     talk.client >> get()
     assert talk.client.answer()[0] >= 500
     assert outcome(talk, get(), talk.connect(address=OTHER)) == "allowed"
+
+
+# --- what cannot be enforced, and every way to a backend -------------------------------------------------------------
+BROKEN = rule(cel={"expression": "request.nope == 'a'"})
+
+
+@pytest.mark.parametrize("target", [GATEWAY, BACKEND], ids=["gateway", "backend"])
+def test_a_policy_that_cannot_be_enforced_closes_its_target(converse: Start, target: Manifest):
+    talk = converse(served(access(rule("open"), BROKEN | {"name": "broken"}, target=target)))
+    assert outcome(talk, get()) == "denied"
+    assert outcome(talk, post(call("get-sum"))) == "denied"
+
+
+def test_conditions_need_a_package_and_without_it_the_target_is_closed(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "cel", None)
+    talk = converse(served(access(rule(cel={"expression": "true"}))))
+    assert outcome(talk, post(call("get-sum"))) == "denied"
+    talk.reload(served(access(rule())))
+    assert outcome(talk, get()) == "allowed"
+
+
+def test_a_tunnel_on_a_closed_gateway_is_refused(converse: Start):
+    talk = converse(tunnelled(BROKEN))
+    talk.client >> connect("a.example:443")
+    assert talk.client.answer()[0] == 403
+
+
+def test_each_endpoint_of_a_failover_has_its_own_policies(converse: Start):
+    made = [
+        m.gateway(m.http_listener(8080)),
+        m.policy(identity=KNOWN),
+        m.backend("a", "a.example", 80),
+        m.backend("b", "b.example", 80),
+        m.failover("any", "a", "b", codes=[503]),
+        m.http_route("route", m.prefix_rule("/", "any")),
+        access(TOOLS, target={**BACKEND, "name": "b"}),
+    ]
+    for tool, is_allowed in (("echo", False), ("get-sum", True)):
+        talk = converse(made)
+        talk.client >> post(call(tool))
+        talk.dialled("a.example", 80)
+        talk.origin.take(rb"POST .*\}\}")
+        talk.origin >> b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        talk.dialled("b.example", 80)
+        if is_allowed:
+            talk.origin.take(rb"POST .*get-sum.*\}\}")
+            talk.origin >> OK
+            talk.client.take(rb"HTTP/1.1 200 .*hi")
+        else:
+            talk.client.take(rb'HTTP/1.1 200 .*"code": 403.*\}\}')
+
+
+def test_a_mirror_is_judged_by_the_policies_of_its_backend(converse: Start):
+    made = served(access(rule(methods=["DELETE"]), target={**BACKEND, "name": "copy"}))
+    ref = {"group": m.OURS, "kind": "Backend", "name": "copy"}
+    filters = [{"type": "RequestMirror", "requestMirror": {"backendRef": ref}}]
+    made[3] = m.http_route("route", m.prefix_rule("/", "a", filters=filters))
+    talk = converse([*made, m.backend("copy", "copy.example", 80)])
+    talk.client >> get()
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET .*\r\n\r\n")
+    talk.origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 .*hi")
+    talk.no_dial()
+
+
+def test_requests_in_an_opened_tunnel_are_judged(converse: Start):
+    talk = start(converse, opening(access(TOOLS), identity=KNOWN))
+    tls = inside(talk)
+    tls >> post(call("echo")).replace(b"Host: x", b"Host: a.example")
+    assert b'"code": 403' in tls.reads()
+    tls >> post(call("get-sum")).replace(b"Host: x", b"Host: a.example")
+    talk.dialled("a.example", 443)
+    talk.origin.take(rb"POST /mcp .*get-sum.*\}\}")
+    talk.origin >> OK
+    assert tls.reads().endswith(b"hi")
+
+
+def test_decisions_are_counted_by_policy_and_rule(converse: Start):
+    talk = converse(served(access(rule("readers", methods=["GET"]), rule("tools", mcp={"methods": [GET_SUM]}))))
+    assert [outcome(talk, each) for each in (get(), post(call("get-sum")), post(call("echo")), get(method="PUT"))] == [
+        "allowed", "allowed", "error", "denied",
+    ]  # fmt: skip
+    found = talk.metrics.filter_metrics.read()["egress_access_decisions"]
+    assert found.labels == ("filter", "rule", "decision")
+    assert found.values == {
+        ("agents/access", "readers", "allowed"): 1,
+        ("agents/access", "tools", "allowed"): 1,
+        ("agents/access", "-", "denied"): 2,
+    }
