@@ -143,7 +143,7 @@ class LimitState(NamedTuple):
 
 class Filter:
     """Base of every filter. Override the methods of the phases that it runs in; each may be `async def`, except
-    `forecast`, `explain` and `complete`.
+    `forecast`, `decision`, `explain` and `complete`.
 
     One instance serves all exchanges of the places that share its spec: keep the state of one exchange in `x.note`,
     never in `self`.

@@ -128,15 +128,15 @@ class AccessPolicy(Filter):
             raise self._refusal(self._closed)
         if self._delegates:
             return
-        allowed, left = self._rules.of_head(exchange)
-        if allowed is None and not left and (exchange.is_tunnel or exchange.method != b"POST"):
+        allowed, left = self._rules.of_head(exchange, is_question=True)
+        if allowed is None and not left:
             raise self._refusal("no rule allows it")
 
     def decision(self, exchange: Exchange) -> str:
         if self._closed:
             return f"denied: {self._closed}"
         try:
-            allowed, left = self._rules.of_head(exchange)
+            allowed, left = self._rules.of_head(exchange, is_question=True)
         except GatewayError as error:
             return f"denied: {error.message}"
         names = ", ".join(rule.name for rule in left)

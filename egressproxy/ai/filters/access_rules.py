@@ -176,9 +176,9 @@ class AccessRules:
         self._listener_port = listener_port
         self.looks_at_messages = any(rule.looks_at_messages for rule in self._rules or ())
 
-    def of_head(self, exchange: Exchange) -> tuple[str | None, list[Rule]]:
+    def of_head(self, exchange: Exchange, *, is_question: bool = False) -> tuple[str | None, list[Rule]]:
         """The name of the rule that allows this exchange by its head ("" where no rule is needed); or None and the
-        rules of which its messages may match one. Raises BadRequest.
+        rules of which its messages may match one. Raises BadRequest. `is_question`: a POST may have any body.
         """
         if self._rules is None:
             return "", []
@@ -188,6 +188,8 @@ class AccessRules:
                 if not rule.looks_at_messages or rule.matches_head(exchange):
                     return rule.name, []
                 left.append(rule)
+        if is_question and exchange.method == b"POST" and not (exchange.is_tunnel or exchange.request.upgrade):
+            return None, left
         return None, left if has_messages(exchange) else []
 
     def concern(self, exchange: Exchange) -> bool:
