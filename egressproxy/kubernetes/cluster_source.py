@@ -42,9 +42,7 @@ _HTTP_ROUTE: Final = (GATEWAY, "HTTPRoute")
 #: Kinds of which all are read, and those are given on that a compilation has looked up.
 _BY_LOOKUP: Final = frozenset({("", "Service"), ("", "Namespace")})
 #: Without one of these, more would be allowed than is meant: nothing is served before they are read.
-_ALWAYS_NEEDED: Final = frozenset(
-    {(OURS, "EgressPolicy"), (AGENTIC, "XAccessPolicy"), (GATEWAY, "BackendTLSPolicy")}
-)
+_ALWAYS_NEEDED: Final = frozenset({(OURS, "EgressPolicy"), (AGENTIC, "XAccessPolicy"), (GATEWAY, "BackendTLSPolicy")})
 #: Without one of these, requests could take a wider way than is meant, such as one without the filters of their route.
 #: They hold up the start, and nothing later. What refers to an object of any other kind is closed without it.
 _NEEDED_AT_START: Final = frozenset(

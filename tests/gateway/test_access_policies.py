@@ -73,7 +73,7 @@ def get(path: str = "/mcp", *fields: str, method: str = "GET") -> bytes:
 
 
 def outcome(talk: Conversation, request: bytes, client: Peer | None = None) -> str:
-    """`allowed`: the origin gets it. `denied`: an answer of 403. `error`: an error of JSON-RPC, as MCP clients get it."""
+    """`allowed`: the origin gets it. `denied`: an answer of 403. `error`: an error of JSON-RPC."""
     client = client or talk.connect()
     client >> request
     talk.settle()
@@ -146,15 +146,20 @@ CASES = [
     ("http", rule(hosts=["*.example"]), get(), "denied"),
     ("http", rule(ports=[8080]), get(), "allowed"),
     ("http", rule(ports=[80]), get().replace(b"Host: x", b"Host: x:80"), "denied"),
-    ("http", rule(headers=[{"name": "X-A", "value": "1"}, {"name": "x-b", "value": "2"}]), get("/", "X-A: 1"), "denied"),
+    ("http", rule(headers=[{"name": "X-A", "value": "1"}, {"name": "x-b", "value": "2"}]),
+     get("/", "X-A: 1"), "denied"),
     ("http", rule(headers=[{"name": "X-A", "value": "1"}]), get("/", "x-a: 1"), "allowed"),
     ("any client", rule(source=None, methods=["GET"]), get(), "allowed"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", [GATEWAY, BACKEND], ids=["gateway", "backend"])
-@pytest.mark.parametrize(("case", "written", "request_", "expected"), CASES, ids=[f"{n}-{c[0]}" for n, c in enumerate(CASES)])
-def test_what_a_rule_allows(converse: Start, case: str, written: Manifest, request_: bytes, expected: str, target: Manifest):
+@pytest.mark.parametrize(
+    ("case", "written", "request_", "expected"), CASES, ids=[f"{n}-{c[0]}" for n, c in enumerate(CASES)]
+)
+def test_what_a_rule_allows(
+    converse: Start, case: str, written: Manifest, request_: bytes, expected: str, target: Manifest
+):
     talk = converse(served(access(written, target=target)))
     assert outcome(talk, request_) == expected
 
@@ -464,7 +469,9 @@ def test_a_policy_that_cannot_be_enforced_closes_its_target(converse: Start, tar
     assert outcome(talk, post(call("get-sum"))) == "denied"
 
 
-def test_conditions_need_a_package_and_without_it_the_target_is_closed(converse: Start, monkeypatch: pytest.MonkeyPatch):
+def test_conditions_need_a_package_and_without_it_the_target_is_closed(
+    converse: Start, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(sys.modules, "cel", None)
     talk = converse(served(access(rule(cel={"expression": "true"}))))
     assert outcome(talk, post(call("get-sum"))) == "denied"

@@ -90,12 +90,14 @@ class CelExpression:
             if _NAME.fullmatch(name) and name not in _FUNCTIONS:
                 raise ExpressionError(f"the function {name} is not known; possible are {', '.join(sorted(_FUNCTIONS))}")
         if any(found[1] is None for found in _MATCHES.finditer(code)):
-            raise ExpressionError("what `matches` compares with has to be a text: write it as request.path.matches('a')")
+            raise ExpressionError(
+                "what `matches` compares with has to be a text: write it as request.path.matches('a')"
+            )
         self._try_out()
 
     def holds(self, request: AskedRequest, tool: str | None) -> bool:
         """Whether the expression is true of the request, in which this tool is called. Raises ExpressionError where
-        that cannot be told: a field that is not there, a head that is too long, a result that is neither true nor false.
+        that cannot be told: a missing field, a head that is too long, a result that is neither true nor false.
         """
         if request.head_size > MAX_HEAD and not self._asks.isdisjoint(("headers", "path", "url_path")):
             raise ExpressionError(f"the head of the request is longer than {MAX_HEAD} bytes")
@@ -134,7 +136,9 @@ class CelExpression:
                     raise ExpressionError(f"the expression is no condition: it gives a {type(result).__name__}")
             if perf_counter() - started <= MAX_TIME_S:
                 return
-        raise ExpressionError(f"the expression takes longer than {MAX_TIME_S * 1000:g} ms for a request with a long head")
+        raise ExpressionError(
+            f"the expression takes longer than {MAX_TIME_S * 1000:g} ms for a request with a long head"
+        )
 
 
 def _asked_for(code: str) -> frozenset[str]:
@@ -163,7 +167,9 @@ def _check_loops(code: str, names: frozenset[str]) -> None:
         if match[0] != "(":
             count += 1
             if inside or count > MAX_LOOPS:
-                raise ExpressionError(f"the expression has nested loops, or over {MAX_LOOPS} of them (all, exists, map …)")
+                raise ExpressionError(
+                    f"the expression has nested loops, or over {MAX_LOOPS} of them (all, exists, map …)"
+                )
             inside = depth
             loops.add(match[1] or "")
     unknown = sorted(names - loops)

@@ -36,7 +36,9 @@ class AccessSource(Model):
 
     type: Literal["ServiceAccount", "SPIFFE"] | None = None
     """ServiceAccount or SPIFFE, which needs the field of its name. Default: any client."""
-    spiffe: Annotated[str, Field(pattern=r"^spiffe://[a-z0-9._-]+(?:/[A-Za-z0-9._-]+)*$", max_length=2048)] | None = None
+    spiffe: Annotated[str, Field(pattern=r"^spiffe://[a-z0-9._-]+(?:/[A-Za-z0-9._-]+)*$", max_length=2048)] | None = (
+        None
+    )
     """For type SPIFFE: the whole id."""
     service_account: AccessServiceAccount | None = None
     """For type ServiceAccount: the account."""
@@ -61,15 +63,16 @@ class AccessMcpMethod(Model):
 
     def model_post_init(self, context: Any) -> None:
         if self.params and self.name not in WITH_PARAMS:
-            raise RefusedValue(f"{self.name} has no params", f"remove params, or name one of {', '.join(sorted(WITH_PARAMS))}")
+            raise RefusedValue(
+                f"{self.name} has no params", f"remove params, or name one of {', '.join(sorted(WITH_PARAMS))}"
+            )
 
 
 class AccessMcp(Model):
     """Messages of MCP."""
 
     methods: Annotated[Annotated[tuple[AccessMcpMethod, ...], Field(max_length=10)] | None, NOT_NULL] = None
-    """The methods. Default: all methods, without `mcpBaseProtocolMethodsOption`. An empty list has no effect beside that
-    option, and allows nothing without."""
+    """The methods. Default: all methods, unless `mcpBaseProtocolMethodsOption` adds some. An empty list: no method."""
     mcp_base_protocol_methods_option: Literal["SKIP_BASE_PROTOCOL_METHODS", "MATCH_BASE_PROTOCOL_METHODS"] = (
         "SKIP_BASE_PROTOCOL_METHODS"
     )

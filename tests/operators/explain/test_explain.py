@@ -18,9 +18,9 @@ from egressproxy.operators.explain.explain import explain
 from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 from tests.e2e.world import terminate, tls_secret
 from tests.gateway.backends.test_retries import pods
-from tests.gateway.test_access_policies import BACKEND, GATEWAY, access, rule, served
 from tests.gateway.kit import certificate, forward, https, reverse
 from tests.gateway.listeners.test_sni_dispatch import PASSED, shared
+from tests.gateway.test_access_policies import BACKEND, GATEWAY, access, rule, served
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
 from tests.support.manifests import Manifest
@@ -944,7 +944,9 @@ def test_a_stream_that_is_opened_is_explained_as_its_requests():
 def test_the_rule_of_an_access_policy_that_decides_is_named(
     target: Manifest, account: str, method: str, verdict: str, says: str
 ):
-    policy = access(rule("readers", methods=["GET"]), rule("tools", mcp={"methods": [{"name": "tools"}]}), target=target)
+    policy = access(
+        rule("readers", methods=["GET"]), rule("tools", mcp={"methods": [{"name": "tools"}]}), target=target
+    )
     made = ask([*served(policy)], method, "http://x:8080/mcp", **{"as": f"agents/{account}", "dns": "false"})
     filters = [*made["filters"], *made["backends"][0]["filters"]]
     found = next(each for each in filters if "decision" in each)

@@ -1,7 +1,7 @@
 """XAccessPolicies by target, as the filters that enforce them, and their status.
 
-Each policy becomes one filter at each of its targets, so that all of them have to allow a request, as all EgressPolicies
-have to. A policy that cannot be enforced closes its targets.
+Each policy becomes one filter at each of its targets. All of them have to allow a request, and all EgressPolicies too.
+A policy that cannot be enforced closes its targets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WhyNotFound = Callable[[Key, str], str | None]
 class AccessPolicies:
     """All XAccessPolicies, oldest first."""
 
-    __slots__ = ("_by_target", "_references", "_resources", "_closed", "objects")
+    __slots__ = ("_by_target", "_closed", "_references", "_resources", "objects")
 
     def __init__(self, resources: ResourceSet, references: References) -> None:
         self._resources, self._references = resources, references

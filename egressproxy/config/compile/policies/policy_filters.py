@@ -41,7 +41,8 @@ _LEVELS = {Level.GATEWAY: 0, Level.LISTENER: 0, Level.ROUTE: 1, Level.RULE: 1, L
 class LimitScopes:
     """The names that limits are counted under: those of the Gateway, the route and the backend of a place.
 
-    `port` is the listener's where clients do not name the port; 0 on a forward proxy. `trust_domain`: the listener's own.
+    `port` is the listener's where clients do not name the port; 0 on a forward proxy. `trust_domain` is that of the
+    listener.
     """
 
     gateway: str
@@ -132,7 +133,9 @@ class PolicyFilters:
             if policies.closed(policy):
                 continue
             if policy.is_unread:
-                policies.close(policy, "Invalid", f"{policy.api_version} is not read; write it as {AGENTIC_GROUP}/v1alpha1")
+                policies.close(
+                    policy, "Invalid", f"{policy.api_version} is not read; write it as {AGENTIC_GROUP}/v1alpha1"
+                )
                 continue
             kinds = {ref.kind for ref in policy.spec.target_refs}
             if policy.spec.action == "ExternalAuth" and not kinds <= _ASKING:
@@ -151,9 +154,7 @@ class PolicyFilters:
             if why:
                 policies.close_unfit(policy, why)
 
-    def delegating(
-        self, layers: Iterable[Layer], scopes: LimitScopes
-    ) -> list[tuple[AccessPolicy, RankedExtension]]:
+    def delegating(self, layers: Iterable[Layer], scopes: LimitScopes) -> list[tuple[AccessPolicy, RankedExtension]]:
         """The XAccessPolicies of these layers that have an authorization server asked, each with its filter."""
         return [
             (policy, self._access_filter(policy, layer, scopes, "request-headers"))
@@ -163,9 +164,7 @@ class PolicyFilters:
             if policy.spec.action == "ExternalAuth" and not self._access.closed(policy)
         ]
 
-    def _access_filter(
-        self, policy: AccessPolicy, layer: Layer, scopes: LimitScopes, phase: str
-    ) -> RankedExtension:
+    def _access_filter(self, policy: AccessPolicy, layer: Layer, scopes: LimitScopes, phase: str) -> RankedExtension:
         config = filter_config(policy, self._access.closed(policy), scopes.trust_domain, scopes.port)
         attachment = AttachmentPoint(_LEVELS[layer.level], layer.scope)
         priority = _ACCESS_PRIORITY[phase]

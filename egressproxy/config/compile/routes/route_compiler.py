@@ -117,8 +117,8 @@ class RouteCompiler:
     def without_route(
         self, listener: ListenerPlan, layers: Layers
     ) -> tuple[PolicyIR, tuple[ExtensionIR, ...], WeightedBackend | None, tuple[ExternalAuthIR, ...]]:
-        """What holds where no route matches: policy, extensions, authorization servers, and the backend, which the request names on a forward
-        proxy and in streams of TLS that policies have opened; None on other listeners.
+        """What holds where no route matches: policy, extensions, the backend, and authorization servers. The request
+        names the backend on a forward proxy and in streams of TLS that policies have opened; None on other listeners.
         """
         policy = self.policies.merge(layers, is_routed=False).policy
         placed, error = self._requests(layers, default_scopes(listener, policy))

@@ -156,7 +156,9 @@ def test_an_external_auth_on_a_backend_ref_closes_its_rule():
 
 
 def test_an_external_auth_with_lists_that_are_null_has_none():
-    (found,) = rule(compiled(REVERSE, PLAIN, guarded(AUTH % "http: {allowedHeaders: ~, allowedResponseHeaders: ~}"))).auths
+    (found,) = rule(
+        compiled(REVERSE, PLAIN, guarded(AUTH % "http: {allowedHeaders: ~, allowedResponseHeaders: ~}"))
+    ).auths
     assert found is not None
     assert (found.allowed_headers, found.allowed_response_headers) == ((), ())
 

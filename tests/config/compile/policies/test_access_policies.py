@@ -49,7 +49,10 @@ def test_a_policy_in_force_is_accepted_and_programmed(target: Manifest):
 def test_one_policy_of_a_target_may_have_a_server_asked():
     """xaccesspolicy-extauth-limit: the older one is accepted, and the other one is not."""
     first, second = asking(rule(), name="one"), asking(rule(), name="two")
-    first["metadata"]["creationTimestamp"], second["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z"
+    first["metadata"]["creationTimestamp"], second["metadata"]["creationTimestamp"] = (
+        "2026-01-02T00:00:00Z",
+        "2026-01-01T00:00:00Z",
+    )
     made = compiled(*served(first, second))
     assert conditions(made, "two")["Accepted"][:2] == ("True", "Accepted")
     status, reason, message = conditions(made, "one")["Accepted"]
@@ -70,7 +73,11 @@ def test_one_policy_of_a_target_may_have_a_server_asked():
             "TargetNotFound",
             "there is no XBackend agents/a",
         ),
-        (asking(rule(), target=BACKEND) | {"metadata": {"name": "access", "namespace": "agents"}}, "NotEnforceable", "holds on"),
+        (
+            asking(rule(), target=BACKEND) | {"metadata": {"name": "access", "namespace": "agents"}},
+            "NotEnforceable",
+            "holds on",
+        ),
     ],
 )
 def test_what_cannot_be_enforced_is_told(policy: Manifest, reason: str, says: str):
