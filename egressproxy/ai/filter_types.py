@@ -23,6 +23,4 @@ def register_filter_types() -> None:
         },
         core=("QoSController",),
         extended=("ModelPolicy", "PIIDetector", "PromptGuard"),
-        # The filter of an XAccessPolicy. Gateway API has no name for it.
-        own_name_only=("AccessPolicy",),
     )
