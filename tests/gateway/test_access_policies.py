@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from typing import Any
@@ -548,3 +549,55 @@ def test_decisions_are_counted_by_policy_and_rule(converse: Start):
         ("agents/access", "tools", "allowed"): 1,
         ("agents/access", "-", "denied"): 2,
     }
+
+
+def test_listener_sets_and_routes_of_other_namespaces_are_closed_too(converse: Start):
+    """What a Gateway's owner restricts holds for whoever attaches to it."""
+    every = {"namespaces": {"from": "All"}}
+    listeners = m.manifest(
+        f"{m.GATEWAY_API}/v1",
+        "ListenerSet",
+        "set",
+        "team",
+        spec={"parentRef": {"name": "gw", "namespace": "agents"}, "listeners": [m.http_listener(8081, "set")]},
+    )
+    parent = {"group": m.GATEWAY_API, "kind": "ListenerSet", "name": "set"}
+    route = m.http_route("own", m.prefix_rule("/", "b"), namespace="team")
+    route["spec"]["parentRefs"] = [parent]
+    made = [
+        m.gateway(m.http_listener(8080), allowedListeners=every),
+        m.policy(identity=KNOWN),
+        listeners,
+        route,
+        m.backend("b", "b.example", 80, namespace="team"),
+        access(rule(methods=["GET"])),
+    ]
+    talk = converse(made)
+    port = next(number for number, bound in enumerate(talk.ports) if bound.state.port.number == 8081)
+    client = talk.connect(port)
+    client >> get(method="DELETE")
+    assert client.answer()[0] == 403
+    client >> get()
+    talk.dialled("b.example", 80)
+    talk.origin.take(rb"GET .*\r\n\r\n")
+    talk.origin >> OK
+    client.take(rb"HTTP/1.1 200 .*hi")
+
+
+def test_policies_with_subjects_keep_the_rules_of_everybody(converse: Start):
+    subjects = m.policy(name="mine", subjects=[{"namespace": "agents"}], limits={"maxBodyBytes": 1000})
+    talk = converse([*served(access(rule(methods=["GET"]))), subjects])
+    assert outcome(talk, get(method="DELETE")) == "denied"
+    assert outcome(talk, get()) == "allowed"
+
+
+def test_a_body_in_a_known_coding_is_read_and_goes_on_as_it_came(converse: Start):
+    talk = converse(served(access(TOOLS)))
+    talk.client >> post(gzip.compress(call("echo")), "Content-Encoding: gzip")
+    assert talk.client.answer()[3]["code"] == 403
+    coded = gzip.compress(call("get-sum"))
+    talk.client >> post(coded, "Content-Encoding: gzip")
+    talk.dialled("a.example", 80)
+    assert talk.origin.take(rb"POST .*?\r\n\r\n(.{%d})" % len(coded))[1] == coded
+    talk.origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 .*hi")
