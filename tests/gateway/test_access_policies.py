@@ -601,3 +601,15 @@ def test_a_body_in_a_known_coding_is_read_and_goes_on_as_it_came(converse: Start
     assert talk.origin.take(rb"POST .*?\r\n\r\n(.{%d})" % len(coded))[1] == coded
     talk.origin >> OK
     talk.client.take(rb"HTTP/1.1 200 .*hi")
+
+
+def test_a_policy_of_a_parent_holds_for_what_goes_through_it(converse: Start):
+    made = served(access(rule(methods=["GET"]), target={**BACKEND, "name": "parent"}))
+    made[2] = m.backend("a", "a.example", 80, parent={"name": "parent"})
+    talk = converse([*made, m.backend("parent", "parent.example", 3128)])
+    assert outcome(talk, get(method="DELETE")) == "denied"
+    talk.client >> get()
+    talk.dialled("parent.example", 3128)
+    talk.origin.take(rb"GET http://a.example.*\r\n\r\n")
+    talk.origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 .*hi")
