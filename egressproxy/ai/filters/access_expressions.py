@@ -8,10 +8,17 @@ while it is built. Source of the variables: kube-agentic-networking 0.2.0; Envoy
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
 from time import perf_counter
-from typing import Any, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from cel import Program
 
 #: Characters of an expression.
 MAX_LENGTH: Final = 1024
@@ -41,6 +48,7 @@ _LOOP: Final = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*(?:
 _MATCHES: Final = re.compile(r"\bmatches\b(\s*\(\s*\"\"\s*\))?")
 _NAME: Final = re.compile(r"[A-Za-z]\w*")
 
+_MODULE: Final = "cel.cel"
 INSTALL: Final = "conditions in CEL need the package common-expression-language: pip install 'egressproxy[cel]'"
 
 
@@ -71,15 +79,12 @@ class CelExpression:
     __slots__ = ("_asks", "_program", "text")
 
     def __init__(self, text: str) -> None:
-        try:
-            import cel
-        except ImportError:
-            raise ExpressionError(INSTALL) from None
+        library = _library()
         if len(text) > MAX_LENGTH:
             raise ExpressionError(f"the expression has {len(text)} characters; at most {MAX_LENGTH} are allowed")
         self.text = text
         try:
-            self._program = cel.compile(text)
+            self._program: Program = library.compile(text)
             names, functions = self._program.variables(), self._program.functions()
         except (ValueError, RuntimeError) as error:
             raise ExpressionError(f"the expression is not CEL: {_first_line(error)}") from None
@@ -139,6 +144,23 @@ class CelExpression:
         raise ExpressionError(
             f"the expression takes longer than {MAX_TIME_S * 1000:g} ms for a request with a long head"
         )
+
+
+def _library() -> ModuleType:
+    """The extension module of the package alone. The package would import a command line with it: 28 MB and 0.4 s in
+    place of 3 MB and 0.03 s. Raises ExpressionError where it is not installed.
+    """
+    package = find_spec("cel")
+    places = package.submodule_search_locations if package is not None else None
+    spec = PathFinder.find_spec(_MODULE, places) if places is not None else None
+    if spec is None or spec.loader is None:
+        raise ExpressionError(INSTALL)
+    found = sys.modules.get(_MODULE)
+    if found is None:
+        found = module_from_spec(spec)
+        spec.loader.exec_module(found)
+        sys.modules[_MODULE] = found
+    return found
 
 
 def _asked_for(code: str) -> frozenset[str]:
