@@ -48,6 +48,7 @@ class Reason(str, Enum):
     PLACEHOLDER_REQUIRED = "placeholder_required"
     PLACEHOLDER_MISPLACED = "placeholder_misplaced"
     FILTER_REJECTED = "filter_rejected"
+    ACCESS_DENIED = "access_denied"
     REVERSE_DNS_DENIED = "reverse_dns_denied"
     CONTENT_DENIED = "content_denied"
     CANARY_KEY = "canary_key"

@@ -10,6 +10,7 @@ def register_filter_types() -> None:
     register(
         "egressproxy.ai",
         {
+            "AccessPolicy": "filters.access_policy:ACCESS_POLICY",
             "Cache": "cache.cache:CACHE",
             "ModelPolicy": "filters.model_policy:MODEL_POLICY",
             "PIIDetector": "content.pii_detector:PII_DETECTOR",

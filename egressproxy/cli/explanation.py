@@ -42,6 +42,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[Line]:
     for each in found["filters"]:
         yield "filter", _filter(each), ""
         yield from _limits(each, "  limit")
+        yield from _decision(each, "  decision")
     for each in found["approvals"]:
         yield "approval", f"{each['says']} ({each['filter']}, {each['from']})", "yellow"
     for each in found.get("waiting", ()):
@@ -162,6 +163,7 @@ def _backend(backend: Mapping[str, Any], error: Mapping[str, Any] | None) -> Ite
     for each in backend["filters"]:
         yield "  filter", _filter(each), ""
         yield from _limits(each, "    limit")
+        yield from _decision(each, "    decision")
     for each in backend["credentials"]:
         missing = "" if each["present"] else ", which is MISSING"
         yield "  credential", f"Secret {each['secret']}{missing} (filter {each['filter']} of {each['from']})", ""
@@ -185,6 +187,11 @@ def _limits(each: Mapping[str, Any], label: str) -> Iterator[Line]:
     for limit in each.get("limits", ()):
         reset = f"; all of it again in {limit['resetSeconds']:.0f} s" if limit["resetSeconds"] else ""
         yield label, f"{limit['name']}: {_amount(limit['left'])} left of {limit['allows']}{reset}", ""
+
+
+def _decision(each: Mapping[str, Any], label: str) -> Iterator[Line]:
+    if "decision" in each:
+        yield label, each["decision"], ""
 
 
 def _upstream(backend: Mapping[str, Any]) -> Iterator[Line]:

@@ -50,6 +50,7 @@ class ServedKind:
 
 GATEWAY: Final = "gateway.networking.k8s.io"
 _PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
+AGENTIC: Final = "agentic.networking.x-k8s.io"
 #: Our group, first in discovery: of two groups with a kind `Backend`, kubectl takes the first.
 OURS: Final = "egressproxy.io"
 
@@ -73,6 +74,7 @@ CONFIGURED: Final = (
     ServedKind(_PROTOTYPE, "XBackendDestination", ("v0alpha0",)),
     ServedKind(OURS, "Backend", ("v1alpha1",), ("egb",)),
     ServedKind(OURS, "EgressPolicy", ("v1alpha1",), ("egp",)),
+    ServedKind(AGENTIC, "XAccessPolicy", ("v1alpha1", "v0alpha0")),
     ServedKind(OURS, "PayloadProcessingPipeline", ("v1alpha1",), ("ppp",)),
     ServedKind(OURS, "FilterType", ("v1alpha1",), ("egft",), is_namespaced=False),
     ServedKind("", "Namespace", ("v1",), ("ns",), is_namespaced=False),

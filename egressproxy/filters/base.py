@@ -143,7 +143,7 @@ class LimitState(NamedTuple):
 
 class Filter:
     """Base of every filter. Override the methods of the phases that it runs in; each may be `async def`, except
-    `forecast`, `explain` and `complete`.
+    `forecast`, `decision`, `explain` and `complete`.
 
     One instance serves all exchanges of the places that share its spec: keep the state of one exchange in `x.note`,
     never in `self`.
@@ -285,6 +285,10 @@ class Filter:
 
     def approval(self, exchange: Exchange, /) -> str:
         """For `egressproxy explain`: how this exchange waits for a person, as a sentence; "" where it does not."""
+        return ""
+
+    def decision(self, exchange: Exchange, /) -> str:
+        """For `egressproxy explain`: what is decided about this exchange, and by which rule; "" where nothing is."""
         return ""
 
     def explain(self, exchange: Exchange, /) -> list[LimitState]:

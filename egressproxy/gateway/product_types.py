@@ -97,6 +97,11 @@ class ExternalAuthorization(Filter, ABC):
     def is_usable(self) -> bool:
         """Whether there is a server to ask."""
 
+    @property
+    def is_asked_about_all(self) -> bool:
+        """Whether the server is asked about each request, and not only about some."""
+        return self.spec.condition is None
+
     @abstractmethod
     def unusable(self) -> GatewayError:
         """The error of every request if no server can be asked."""

@@ -58,7 +58,7 @@ class Route(_HotRoute):
     ports: Mapping[str, Collection[int]]  # by hostname of an Fqdn backend: under which a client may name it
     _: KW_ONLY
     request_s: float
-    auth: ExternalAuthorization | None = None  # asks an authorization server about each request, in its chain
+    auths: tuple[ExternalAuthorization, ...] = ()  # ask authorization servers about requests, in its chain
     kind: str = ""
     permission: Permission | None = None  # a Dynamic backend: what the route permits by itself
     looks_at_bodies: bool = False  # for MCP, in its chain
@@ -84,7 +84,7 @@ class Route(_HotRoute):
         chains = [each.chain for each in self.backends] or [self.chain]
         self.needs_body = min((each.needs_body for each in chains if each.needs_body >= 0), default=-1)
         self.total = sum(backend.weight for backend in self.choices)
-        self.buffers_request = self.auth is not None and self.auth.spec.max_body > 0
+        self.buffers_request = any(auth.spec.max_body > 0 for auth in self.auths)
         plans = (each.backend_request_body for each in chains)
         self.backend_body_plans = tuple(dict.fromkeys(plan for plan in plans if plan is not None))
         self.filters_request = (
@@ -93,7 +93,7 @@ class Route(_HotRoute):
             or self.needs_body >= 0
             or bool(self.backend_body_plans)
         )
-        self.reads_early = self.auth is not None or self.looks_at_bodies
+        self.reads_early = bool(self.auths) or self.looks_at_bodies
         self.filters_alone = not (
             self.buffers_request or self.needs_body >= 0 or self.backend_body_plans or self.reads_early
         )

@@ -8,7 +8,7 @@ from enum import Enum
 
 from egressproxy.ir.identity import CertificateClientIR, IdentityIR
 from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR
-from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MirrorIR, StreamRouteIR, WeightedBackend
+from egressproxy.ir.route import ExternalAuthIR, HttpRouteIR, HttpRuleIR, MirrorIR, StreamRouteIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
 
 
@@ -135,6 +135,7 @@ class ListenerIR:
     policy: PolicyIR = NO_POLICY
     extensions: tuple[ExtensionIR, ...] = ()
     default_backend: WeightedBackend | None = None
+    auths: tuple[ExternalAuthIR, ...] = ()  # of requests without a route
     key_urls: tuple[KeyUrlIR, ...] = ()
     subjects: tuple[tuple[str, tuple[SubjectIR, ...]], ...] = ()
     variants: tuple[VariantIR, ...] = ()
@@ -172,6 +173,7 @@ def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
         yield from _with_called(listener.extensions)
         if listener.default_backend is not None:
             yield from listener.default_backend.extensions
+        yield from _of_backends(auth.backend for auth in listener.auths)
         for route in listener.http_routes:
             for rule in route.rules:
                 yield from extensions_of(rule)
@@ -195,8 +197,7 @@ def extensions_of(rule: HttpRuleIR) -> Iterator[ExtensionIR]:
     yield from _with_called(rule.extensions)
     yield from _of_backends(rule.backends)
     yield from _of_mirrors(rule.mirrors)
-    if rule.auth is not None:
-        yield from _of_backends((rule.auth.backend,))
+    yield from _of_backends(auth.backend for auth in rule.auths)
 
 
 def _of_backends(backends: Iterable[WeightedBackend]) -> Iterator[ExtensionIR]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from egressproxy.ir.backend import BackendIR
-from egressproxy.ir.policy import NO_POLICY, Callee, ExtensionIR, PolicyIR, RetryIR
+from egressproxy.ir.policy import NO_POLICY, Callee, ExtensionIR, FilterSettings, PolicyIR, RetryIR
 
 
 class PathMatchType(str, Enum):
@@ -121,7 +121,8 @@ class ExternalAuthIR:
 
     `place` says where it runs among the rule's filters, and what it is called. `backend` is asked; one without a
     backend refuses everything. Names of fields are in lower case; an empty list means what Gateway API says for the
-    protocol. `path` is put before the request's own. Up to `max_body` bytes of body are shown; 0: none.
+    protocol. `path` is put before the request's own. Up to `max_body` bytes of body are shown; 0: none. `condition` is
+    the config of AccessPolicy whose rules say which requests it is asked about; None: all of them.
     """
 
     place: ExtensionIR
@@ -131,6 +132,7 @@ class ExternalAuthIR:
     allowed_headers: tuple[str, ...] = ()
     allowed_response_headers: tuple[str, ...] = ()
     max_body: int = 0
+    condition: FilterSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class HttpRuleIR:
     backend_request_s: float | None = None
     name: str = ""
     index: int = field(default=0, compare=False)
-    auth: ExternalAuthIR | None = None
+    auths: tuple[ExternalAuthIR, ...] = ()
     mirrors: tuple[MirrorIR, ...] = ()
     retry: RetryIR | None = None
     session: SessionIR | None = None

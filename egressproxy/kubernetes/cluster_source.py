@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from egressproxy.config.reading.endpoint_slices import ready_endpoints
-from egressproxy.config.served_kinds import GATEWAY, OURS
+from egressproxy.config.served_kinds import AGENTIC, GATEWAY, OURS
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials
@@ -42,7 +42,7 @@ _HTTP_ROUTE: Final = (GATEWAY, "HTTPRoute")
 #: Kinds of which all are read, and those are given on that a compilation has looked up.
 _BY_LOOKUP: Final = frozenset({("", "Service"), ("", "Namespace")})
 #: Without one of these, more would be allowed than is meant: nothing is served before they are read.
-_ALWAYS_NEEDED: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLSPolicy")})
+_ALWAYS_NEEDED: Final = frozenset({(OURS, "EgressPolicy"), (AGENTIC, "XAccessPolicy"), (GATEWAY, "BackendTLSPolicy")})
 #: Without one of these, requests could take a wider way than is meant, such as one without the filters of their route.
 #: They hold up the start, and nothing later. What refers to an object of any other kind is closed without it.
 _NEEDED_AT_START: Final = frozenset(

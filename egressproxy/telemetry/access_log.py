@@ -70,7 +70,7 @@ _REASONS: Final[dict[str, tuple[Reason, ...]]] = {
     "NR": (Reason.NO_ROUTE, Reason.MISDIRECTED),  # no route
     "NC": (Reason.BACKEND_INVALID, Reason.UNKNOWN_EXTENSION, Reason.FILTER_UNUSABLE),  # no cluster
     "UAEX": (  # refused by an authorisation step
-        Reason.FILTER_REJECTED, Reason.CONTENT_DENIED, Reason.MODEL_DENIED, Reason.REGION_DENIED,
+        Reason.FILTER_REJECTED, Reason.ACCESS_DENIED, Reason.CONTENT_DENIED, Reason.MODEL_DENIED, Reason.REGION_DENIED,
         Reason.EXT_AUTH_DENIED, Reason.EXT_AUTH_ERROR,
     ),
     "DF": (  # DNS resolution failed

@@ -56,6 +56,7 @@ REMEDIES: Final = {
     Reason.REGION_DENIED: "add the region to `regions` of the policy, or use a backend that stands in one of those",
     Reason.MODEL_DENIED: "the message in the response names the model or the bound; see the filter's config",
     Reason.CONTENT_DENIED: "the message in the response names what was found, and where; see the filter's config",
+    Reason.ACCESS_DENIED: "`egressproxy explain` names the rules; allow it in a rule of the policy",
     Reason.FILTER_REJECTED: "the filter's message is in the response to the client",
     Reason.INTERNAL: "the log has the error; please report it",
 }

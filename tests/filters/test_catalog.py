@@ -111,7 +111,7 @@ def test_what_a_reload_no_longer_names_is_forgotten():
     [
         (
             {"type": "egressproxy.io/Nothing:v1"},
-            "unknown type egressproxy.io/Nothing:v1; known are egressproxy.io/ApprovalHold:v1",
+            "unknown type egressproxy.io/Nothing:v1; known are egressproxy.io/AccessPolicy:v1",
         ),
         ({"phase": "connect"}, "cannot run in phase connect; it can in request-headers, backend-request"),
         ({"phase": "no-such"}, "cannot run in phase no-such"),

@@ -213,7 +213,7 @@ def listener(**parts: object) -> ConfigIR:
         listener(default_backend=BACKEND),
         listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(extensions=(BAD,)),)),)),
         listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(backends=(BACKEND,)),)),)),
-        listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(auth=AUTH),)),)),
+        listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(auths=(AUTH,)),)),)),
         listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(mirrors=(MirrorIR(BACKEND),)),)),)),
         listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(mirrors=(MirrorIR(PLAIN, (BAD,)),)),)),)),
         listener(

@@ -64,7 +64,7 @@ def test_a_filter_may_name_the_exchange_as_the_pages_do():
         inspect.signature(method) for _, method in inspect.getmembers(egressproxy.filters.Filter, inspect.isfunction)
     ]
     taking = [each.parameters["exchange"] for each in methods if "exchange" in each.parameters]
-    assert len(taking) == 15
+    assert len(taking) == 16
     assert {each.kind for each in taking} == {inspect.Parameter.POSITIONAL_ONLY}
 
 

@@ -16,6 +16,7 @@ from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubernetes.object_store import read_kinds
 from egressproxy.processes.loader.compilation import compiled
 from tests.gateway.conftest import Start
+from tests.gateway.test_access_policies import access, rule
 from tests.kubernetes.test_cluster_source import HOLDS_UP_ALWAYS, HOLDS_UP_START
 from tests.support import manifests as m
 from tests.support.conversation import MemoryPeer, MemoryTransport
@@ -166,6 +167,7 @@ CASES = [
     Case("ReferenceGrant", GRANT, proxy(FAR, to(OURS, "Backend", namespace="team")), (True, False)),
     Case("Backend", m.backend("of", HOST, 80), proxy(to(OURS, "Backend")), (True, False)),
     Case("EgressPolicy", DENY, proxy(), (False, True)),
+    Case("XAccessPolicy", access(rule(source=None, methods=["DELETE"])), proxy(), (False, True)),
     Case("PayloadProcessingPipeline", PIPELINE, proxy(PROCESSED, m.backend("b", HOST, 80)), (True, False)),
     Case("FilterType", FILTER_TYPE, proxy(CHECKED, m.backend("b", "b.example", 80)), (True, False)),
     of_namespace(),

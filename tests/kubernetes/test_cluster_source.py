@@ -180,7 +180,7 @@ async def test_nothing_is_served_before_policies_can_be_read(tmp_path):
 
 #: What a kind does that may not be listed. `tests/gateway/test_unread_kinds.py` shows that no row opens anything.
 HOLDS_UP_START = ["GatewayClass", "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute"]
-HOLDS_UP_ALWAYS = ["EgressPolicy", "BackendTLSPolicy"]
+HOLDS_UP_ALWAYS = ["EgressPolicy", "XAccessPolicy", "BackendTLSPolicy"]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ MATCH = MatchIR("/a", headers=(ValueMatch("x", "1"),))
 AUTH = ExternalAuthIR(ExtensionIR("ExternalAuth", "t", "request-headers"), AuthProtocol.GRPC, WeightedBackend(BACKEND))
 WEIGHTED = WeightedBackend(BACKEND, policy=POLICY)
 MIRRORS = (MirrorIR(WEIGHTED, BACKEND.extensions, 1, 3),)
-RULE = HttpRuleIR((MATCH,), (WEIGHTED,), POLICY, auth=AUTH, mirrors=MIRRORS)
+RULE = HttpRuleIR((MATCH,), (WEIGHTED,), POLICY, auths=(AUTH,), mirrors=MIRRORS)
 ROUTE = HttpRouteIR("ns/r", ("h.test",), (RULE,))
 LISTENER = ListenerIR(
     "ns/gw",

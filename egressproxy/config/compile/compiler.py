@@ -141,7 +141,7 @@ class _Run:
         self._extensions = ExtensionCompiler(catalog, self.filter_types, self.references)
         self._pipelines = Pipelines(resources, self.references, self._extensions)
         self._policies = PolicyAttachments(resources, self.references, self._tls_policies)
-        self._policy_filters = PolicyFilters(self._extensions)
+        self._policy_filters = PolicyFilters(self._extensions, self._policies.access)
         self._services = Services(resources, self._tls_policies)
         self._backends = BackendCompiler(
             resources, self.references, self._services, self._tls_policies, self._extensions
@@ -174,6 +174,7 @@ class _Run:
             plan.recheck_listeners()
         for policy in self._policies.objects:
             self._policy_filters.check(policy)
+        self._policy_filters.check_access()
         ours = self._resources.by_key.get((ConfigMap.GROUP, ConfigMap.KIND, *CATALOG))
         if ours is not None and not ours.origin.is_from_cluster:
             message = "the catalogue of filter types has this name: it is made by the gateway"
@@ -237,6 +238,7 @@ class _Run:
         statuses.update(self._tls_policies.statuses(self._generations))
         parents = self._backends.parents.problems(self._policies.objects)
         statuses.update(self._policies.statuses(self._generations, self._extensions.faults, parents))
+        statuses.update(self._policies.access_statuses(self._generations))
         statuses.update(self._pipelines.statuses(self._generations))
         state_kept(statuses, self.references.kept, self._generations)
         state_unread(statuses, self._resources, self._generations)

@@ -137,7 +137,7 @@ class ListenerCompiler:
 
     def _listener_of(self, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes) -> ListenerIR:
         assert plan.protocol is not None
-        policy, extensions, default = self._routes.without_route(plan, served.layers)
+        policy, extensions, default, auths = self._routes.without_route(plan, served.layers)
         issuers = policy.identity.issuers if policy.identity is not None else ()
         key_urls = tuple(
             KeyUrlIR(each.issuer, each.key_path, self._routes.backend_refs.of_issuer(each, served.layers))
@@ -158,5 +158,6 @@ class ListenerCompiler:
             policy=policy,
             extensions=extensions,
             default_backend=default,
+            auths=auths if default is not None else (),
             key_urls=key_urls,
         )

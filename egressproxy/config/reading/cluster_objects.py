@@ -2,7 +2,8 @@
 
 An API server has checked them against its schemas, which may be older than ours, and other people write them. So an
 unreadable object does not block others: it is left out and reported. Its restrictions fail closed: an unreadable
-EgressPolicy denies all destinations at its targets, and a BackendTLSPolicy trusts no CA. An unreadable route has no
+EgressPolicy denies all destinations at its targets, an XAccessPolicy allows nothing there, and a BackendTLSPolicy
+trusts no CA. An unreadable route has no
 backends, so that its requests do not match another route, without its filters. If the targets are unreadable, too, the
 policy applies to all possible targets in its namespace.
 """
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from egressproxy.config.explanations import explain, field_path, path_text
 from egressproxy.config.reading import deep_json
 from egressproxy.config.reading.problems import CANNOT_BE_READ, Problem, Severity
+from egressproxy.config.resources.access_policy import AccessPolicy
 from egressproxy.config.resources.backend import Backend, BackendTlsPolicy, WorkingGroupBackend, XBackendDestination
 from egressproxy.config.resources.core import Secret, Service
 from egressproxy.config.resources.destination import PUBLISHED
@@ -31,7 +33,7 @@ from egressproxy.config.served_kinds import READ_KINDS
 
 #: The origin of cluster objects, whose authors have fewer rights than the operator.
 _ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)
-#: The specs that replace unreadable ones: no destination is allowed, no certificate is trusted.
+#: The specs that replace unreadable ones: no destination or request is allowed, no certificate is trusted.
 _CLOSED: Final[dict[type[Resource], dict[str, Any]]] = {
     EgressPolicy: {
         "destinations": {"allow": [], "deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]},
@@ -41,6 +43,7 @@ _CLOSED: Final[dict[type[Resource], dict[str, Any]]] = {
             for phase in ("request-headers", "connect")
         ],
     },
+    AccessPolicy: {"action": "Allow", "rules": []},
     BackendTlsPolicy: {
         "validation": {
             "hostname": "policy-cannot-be-read.invalid",
@@ -55,9 +58,11 @@ _STREAMS: Final = (TlsRoute, TcpRoute)
 _ROUTES: Final = (HttpRoute, GrpcRoute, *_STREAMS)
 _NOWHERE: Final = {"backendRefs": [{"name": "route-cannot-be-read", "port": 1}]}
 _BACKENDS: Final = (Backend, WorkingGroupBackend, XBackendDestination, XBackend)
+_OF_POLICIES: Final = (Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, Service, *_BACKENDS)
 #: The kinds of targets that each of them may name.
 _TARGETS: Final = {
-    EgressPolicy: (Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, Service, *_BACKENDS),
+    EgressPolicy: _OF_POLICIES,
+    AccessPolicy: _OF_POLICIES,
     BackendTlsPolicy: (Service, *_BACKENDS),
 }
 

@@ -7,6 +7,7 @@ of its neighbours with it. What looks like a misspelt kind or group of those tha
 everything in our own group.
 """
 
+from egressproxy.config.resources.access_policy import AGENTIC_GROUP, AccessPolicy
 from egressproxy.config.resources.backend import (
     Backend,
     BackendTlsPolicy,
@@ -37,7 +38,7 @@ from egressproxy.model.near_names import did_you_mean
 KINDS: tuple[type[Resource], ...] = (
     GatewayClass, Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, BackendTlsPolicy, ReferenceGrant,
     XBackend, WorkingGroupBackend, GatewayXBackendDestination, PrototypeBackend, XBackendDestination, Backend,
-    EgressPolicy, PayloadProcessingPipeline, FilterTypeDefinition, Namespace, Secret, ConfigMap, Service,
+    EgressPolicy, AccessPolicy, PayloadProcessingPipeline, FilterTypeDefinition, Namespace, Secret, ConfigMap, Service,
     ServiceAccount, Pod, EndpointSlice, ClusterTrustBundle,
 )  # fmt: skip
 
@@ -86,7 +87,7 @@ _GATEWAY_API: dict[str, frozenset[str]] = {
     "gateway.networking.k8s.io": frozenset({"BackendLBPolicy", "UDPRoute"}),
     "gateway.networking.x-k8s.io": frozenset({"XBackendTrafficPolicy", "XListenerSet", "XMesh"}),
     "multicluster.x-k8s.io": frozenset({"ServiceExport", "ServiceImport"}),
-    "agentic.networking.x-k8s.io": frozenset({"XAccessPolicy", "XBackend"}),
+    AGENTIC_GROUP: frozenset({"XBackend"}),
 }
 #: What to use in place of those that would have had a say here.
 _INSTEAD = {

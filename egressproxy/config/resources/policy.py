@@ -1,10 +1,8 @@
 """EgressPolicy (`egressproxy.io/v1alpha1`)."""
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, field_validator
 
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.hostnames import DestinationHostname, SingleHostname
@@ -15,6 +13,7 @@ from egressproxy.config.resources.object_references import ObjectReference, Poli
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.traffic import Traffic
 from egressproxy.config.resources.values import (
+    NOT_NULL,
     Address,
     Bool,
     Cidr,
@@ -54,34 +53,12 @@ class DestinationEntry(Model):
             raise RefusedValue("the entry names no destination", "add hostnames or cidrs")
 
 
-class _NotNull:
-    """An optional field that must not be null: a null would lift a restriction by accident."""
-
-    @staticmethod
-    def check(value: object) -> object:
-        """The value itself. Raises RefusedValue."""
-        if value is None:
-            raise RefusedValue("nothing is written here", "write [] for an empty list, or remove the field")
-        return value
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self.check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        made = handler(schema)
-        shapes = [each for each in made.get("anyOf", ()) if each != {"type": "null"}]
-        return shapes[0] if len(shapes) == 1 else made
-
-
-_NOT_NULL: Final = _NotNull()
-
-
 class Destinations(Model):
     """Allowed and denied destinations. Deny beats allow. `allow: []` allows nothing."""
 
-    allow: Annotated[tuple[DestinationEntry, ...] | None, _NOT_NULL] = None
+    allow: Annotated[tuple[DestinationEntry, ...] | None, NOT_NULL] = None
     """Destinations that clients may name. An empty list allows nothing; absent, this policy does not decide."""
-    deny: Annotated[tuple[DestinationEntry, ...], _NOT_NULL] = ()
+    deny: Annotated[tuple[DestinationEntry, ...], NOT_NULL] = ()
     """Destinations that are refused, in any spelling and at any level. Deny beats allow."""
 
 
@@ -108,11 +85,11 @@ class AddressRanges(Model):
 class Addresses(Model):
     """Address rules: `allow` adds non-public addresses, `deny` excludes addresses, `only` excludes all others."""
 
-    allow: Annotated[tuple[AddressEntry, ...], _NOT_NULL] = ()
+    allow: Annotated[tuple[AddressEntry, ...], NOT_NULL] = ()
     """Allowed addresses beside the public ones."""
-    deny: Annotated[tuple[AddressRanges, ...], _NOT_NULL] = ()
+    deny: Annotated[tuple[AddressRanges, ...], NOT_NULL] = ()
     """Addresses that are never dialled, public or not."""
-    only: Annotated[tuple[AddressRanges, ...] | None, _NOT_NULL] = None
+    only: Annotated[tuple[AddressRanges, ...] | None, NOT_NULL] = None
     """The only allowed addresses from DNS or from a client. An empty list refuses all."""
 
 
@@ -248,19 +225,19 @@ class EgressPolicySpec(Model):
     """The targets: Gateways, listeners, routes or Backends. `[]`: only rules of routes whose ExtensionRef filter names
     the policy.
     """
-    subjects: Annotated[tuple[Subject, ...], Field(max_length=256), _NOT_NULL] = ()
+    subjects: Annotated[tuple[Subject, ...], Field(max_length=256), NOT_NULL] = ()
     """The clients of the policy. Default: all."""
     mode: Mode | None = None
     """Enforce (the default), Report (pass, count and log requests that `destinations` would refuse), or Open (allow all
     destinations that no `deny` names).
     """
-    destinations: Annotated[Destinations | None, _NOT_NULL] = None
+    destinations: Annotated[Destinations | None, NOT_NULL] = None
     """The destinations that clients may name, and denied destinations."""
-    addresses: Annotated[Addresses | None, _NOT_NULL] = None
+    addresses: Annotated[Addresses | None, NOT_NULL] = None
     """The resolved addresses that may be dialled. Default: public addresses."""
     dns: Dns | None = None
     """How names are resolved."""
-    parent: Annotated[BackendParent | None, _NOT_NULL] = None
+    parent: Annotated[BackendParent | None, NOT_NULL] = None
     """The proxy for allowed destinations, and for Dynamic and Fqdn backends without a parent."""
     tls: PolicyTls | None = None
     """The minimum for TLS to backends."""
@@ -272,7 +249,7 @@ class EgressPolicySpec(Model):
     """Limits of connections and requests."""
     traffic: Traffic | None = None
     """Timeouts, retries, and connections to backends."""
-    regions: Annotated[Regions | None, _NOT_NULL] = None
+    regions: Annotated[Regions | None, NOT_NULL] = None
     """The allowed regions of backends."""
     extensions: Annotated[tuple[Extension, ...], Field(max_length=256)] = ()
     """Filters for the targets of the policy."""

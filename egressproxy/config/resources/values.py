@@ -109,6 +109,28 @@ class Duration:
         return {"type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$", "examples": ["5s", "1h30m"]}
 
 
+class NotNull:
+    """An optional field that must not be null: a null would lift a restriction by accident."""
+
+    @staticmethod
+    def check(value: object) -> object:
+        """The value itself. Raises RefusedValue."""
+        if value is None:
+            raise RefusedValue("nothing is written here", "write [] for an empty list, or remove the field")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        made = handler(schema)
+        shapes = [each for each in made.get("anyOf", ()) if each != {"type": "null"}]
+        return shapes[0] if len(shapes) == 1 else made
+
+
+NOT_NULL = NotNull()
+
+
 def _above_zero(value: Duration) -> Duration:
     if not value.seconds:
         raise RefusedValue("the time has to be above 0s", "write 1s, 1m or 1h")

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from egressproxy.envoy.field_change import FieldChange, apply
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
@@ -23,9 +23,13 @@ from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
+from egressproxy.model.strict_json import SHORT
 from egressproxy.routing.destinations import Denial
 from egressproxy.telemetry.event_aggregator import Refusal
 from egressproxy.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from egressproxy.ai.filters.access_rules import AccessRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +100,19 @@ class ExternalAuth(ExternalAuthorization):
         refused, why = "the authorization server refused a request", "its answer, which the client got, says why"
         self._denied = Refusal(Reason.EXT_AUTH_DENIED, refused, self._source, why)
         self._metrics = metrics
+        self._rules: AccessRules | None = None
+        if spec.condition is not None:
+            from egressproxy.ai.filters.access_policy import AccessPolicyConfig
+            from egressproxy.ai.filters.access_rules import AccessRules
+
+            assert isinstance(spec.condition, AccessPolicyConfig)
+            self._rules = AccessRules(spec.condition.rules, spec.condition.listener_port)
         self._timeout_s = spec.backend.policy.timeouts.backend_request_s or AUTH_TIMEOUT_S
 
     async def request_headers(self, exchange: Exchange) -> LocalResponse | None:
         """Ask the server. Returns its denial. Raises GatewayError without a server or a valid response in time."""
+        if self._rules is not None and not await self._is_asked(self._rules, exchange):
+            return None
         if self._client is None:
             raise self.unusable()
         if self._closed_by is not None:
@@ -142,6 +155,17 @@ class ExternalAuth(ExternalAuthorization):
         exchange.denied = True
         self._metrics.notices.refused(exchange.series, self._denied, self._source.partition(" ")[0])
         return verdict.answer
+
+    async def _is_asked(self, rules: AccessRules, exchange: Exchange) -> bool:
+        """Whether the rules of an XAccessPolicy name this request. Tunnels are refused by the filter of the policy."""
+        if exchange.is_tunnel:
+            return False
+        body: bytes | None = b""
+        if rules.looks_at_messages and exchange.request.body != 0:
+            held = exchange.state.get(BUFFERED_REQUEST)
+            assert held is not None
+            body = await held.peek(SHORT + 1)
+        return rules.match(exchange, body if body is not None and len(body) <= SHORT else None)
 
     def response_headers(self, exchange: Exchange) -> None:
         changes = exchange.state.get(_ADDED)

@@ -100,7 +100,7 @@ def _problems(route: Route) -> Iterable[str]:
     for chain in (route.chain, *(backend.chain for backend in route.backends)):  # what is told twice is shown once
         for step in chain.connect or ():
             yield f"{where}: filter {step.spec.name} of {step.spec.source} runs in phase connect: Envoy connects"
-    if route.auth is not None:
+    if route.auths:
         yield f"{where}: external authorization: use Envoy's own ext_authz filter"
     if route.looks_at_bodies:
         yield f"{where}: a backend of protocol MCP, whose sessions the gateway itself keeps"

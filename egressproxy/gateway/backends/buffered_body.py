@@ -74,6 +74,8 @@ class BufferedRequest:
         if self._head.body > limit or self._size > limit:
             message = f"the request body is longer than the {limit} bytes that are shown to the authorization server"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
+        if self.body is not None:
+            return self.body
         self._client.body_limit = limit
         await self._read_on(-1)
         self.body = self._parts.joined()

@@ -55,11 +55,11 @@ class RuleBuilder:
             if self.filters.blocks(spec):  # it is not to be built on the event loop; `chain` finds it then
                 yield partial(self.filters.place_or_close, spec)
         listener, name = attached.listener, attached.route
-        extensions, policy, auth = rule.extensions, rule.policy, None
-        if rule.auth is not None:
-            auth = self._external_auth(name, rule.auth)
+        extensions, policy = rule.extensions, rule.policy
+        auths = [self._external_auth(name, each) for each in rule.auths]
+        for auth in auths:
             also = frozenset((Phase.RESPONSE_HEADERS,))
-            extensions = (*extensions, self.parts.place_own(name, rule.auth.place, auth, also=also))
+            extensions = (*extensions, self.parts.place_own(name, auth.spec.place, auth, also=also))
         copied = self._mirrors(attached, rule.mirrors)  # for all backends: a request counts once
         backends = [self._backend(attached, rule, each, extensions, copied) for each in rule.backends]
         choices, failovers = with_failovers(rule.backends, backends)
@@ -93,7 +93,7 @@ class RuleBuilder:
             self.parts.destination_policy(policy),
             served_ports(rule.backends),
             request_s=request_s,
-            auth=auth,
+            auths=tuple(auths),
             retries=retries,
             kind=attached.kind,
             permission=self._permission(attached, policy, rule.backends),

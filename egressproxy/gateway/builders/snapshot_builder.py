@@ -170,7 +170,9 @@ class SnapshotBuilder:
         defaults = None
         if spec.default_backend is not None:
             policy = spec.policy
-            rule = HttpRuleIR((), (spec.default_backend,), policy, spec.extensions, retry=policy.retries)
+            rule = HttpRuleIR(
+                (), (spec.default_backend,), policy, spec.extensions, auths=spec.auths, retry=policy.retries
+            )
             default = yield from self.rules.rule(AttachedRoute(spec, "-"), rule)
             count = partial(self.metrics.series, spec.gateway, "-", "-", "-", "-")
             defaults = DefaultRoutes(default, policy, destinations, count)

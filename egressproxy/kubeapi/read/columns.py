@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from egressproxy.config.served_kinds import GATEWAY, OURS
+from egressproxy.config.served_kinds import AGENTIC, GATEWAY, OURS
 from egressproxy.kubeapi.kinds import BACKENDS
 
 #: Values of a list that are shown in one cell.
@@ -275,6 +275,7 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         _wide("Allow", _hosts("allow"), "destinations.allow."),
         _wide("Deny", _hosts("deny"), "destinations.deny."),
     ),
+    (AGENTIC, "XAccessPolicy"): _object_with(_field("Action", "spec.action"), _TARGETS, _BY_ANCESTORS, _REASON),
     (OURS, "FilterType"): _object_with(
         _field("Type", "spec.type"),
         _ACCEPTED,

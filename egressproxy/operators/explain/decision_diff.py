@@ -39,6 +39,7 @@ JUDGED = frozenset(
     reason.value
     for reason in (
         Reason.FILTER_REJECTED,
+        Reason.ACCESS_DENIED,
         Reason.CONTENT_DENIED,
         Reason.MODEL_DENIED,
         Reason.REGION_DENIED,

@@ -83,8 +83,9 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: 
         made["approvals"] = [
             {"filter": spec.name, "from": spec.source, "says": says} for spec, says in approvals(route.chain, exchange)
         ]
-        if route.auth is not None and not route.auth.is_usable:
-            error = render.error_values(route.auth.unusable())
+        for auth in route.auths:
+            if not auth.is_usable and auth.is_asked_about_all:
+                error = render.error_values(auth.unusable())
     if error is not None:
         if error["reason"] in _OF_ADDRESSES and decided.error is None:
             allowed = made["policy"]["decision"].removesuffix(_DENIED_NOWHERE)

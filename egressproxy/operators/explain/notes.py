@@ -24,8 +24,10 @@ def notes(decided: Decision) -> list[str]:
     if route is not None and decided.error is None:
         made += route.retries.notes(route.backends) if route.retries is not None else ()
         made += dict.fromkeys(failover.note for failover in (route.failovers or {}).values())
-    if route is not None and route.auth is not None and route.auth.is_usable:
-        made.append(f"{route.auth.server} is asked first (ExternalAuth): what it says is not known here")
+    for auth in route.auths if route is not None else ():
+        if auth.is_usable:
+            which = "" if auth.is_asked_about_all else f" about requests that {auth.spec.place.source} names"
+            made.append(f"{auth.server} is asked first{which} (ExternalAuth): what it says is not known here")
     if route is not None and decided.error is None:
         if not exchange.is_tunnel and is_preflight(exchange) and may_answer(route, CORS):
             made.append("this is a preflight request: CORS answers it with 200, and no backend is asked")

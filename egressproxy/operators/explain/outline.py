@@ -31,7 +31,7 @@ _WORD = re.compile(r"_(\w)")
 _NAMES: Final = {
     "kept": "traffic.connections",
     "timeouts": "traffic.timeouts", "request_s": "timeouts.request", "backend_request_s": "timeouts.backendRequest",
-    "auth": "externalAuth", "max_body": "forwardBody.maxSize", "session": "sessionPersistence",
+    "auths": "externalAuth", "max_body": "forwardBody.maxSize", "session": "sessionPersistence",
     "ca_pem": "caBundle", "sources": "policies", "insecure_skip_verify": "insecureSkipVerify",
     "parent_credentials": "parent.credentialsRef", "parent_dns": "parent.dns",
     "parent_identity_key": "parent.identityKeyRef",
@@ -93,7 +93,7 @@ def _add_stream(made: Outline, stream: StreamRouteIR, common: Mapping[str, Any],
 
 def _rule(made: Outline, rule: HttpRuleIR, common: Mapping[str, Any], place: str) -> Values:
     named: Values = {"name": rule.name} if rule.name else {}
-    asked = [rule.auth.backend] if rule.auth is not None else []
+    asked = [auth.backend for auth in rule.auths]
     return {
         **named, **dict(_fields(rule)), **_rest(_policy(rule.policy), common), **_filters(rule.extensions),
         **_backends(made, rule.backends, common, place),
@@ -184,6 +184,11 @@ def _fields(spec: Any, prefix: str = "") -> Iterator[tuple[str, str | list[str]]
             if field.default is None:
                 yield path, "given"
             yield from _fields(value, f"{path}.")
+        elif field.name == "auths":
+            for number, each in enumerate(value):
+                at = f"{path}[{number}]" if number else path
+                yield at, "given"
+                yield from _fields(each, f"{at}.")
         elif isinstance(value, tuple):
             yield path, [_text(item) for item in _flat(value)]
         else:

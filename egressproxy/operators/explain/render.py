@@ -167,6 +167,8 @@ def filter_values(chain: Chain, phases: Iterable[str], exchange: Exchange) -> li
                 values["outOfService"] = {"forSeconds": round(left_s, 1)}
             if values["phase"] == step.spec.phase and (limits := step.filter.explain(exchange)):
                 values["limits"] = [each.told() for each in limits]
+            if values["phase"] == step.spec.phase and (decided := step.filter.decision(exchange)):
+                values["decision"] = decided
             made.append(values)
     return skipped + made
 

@@ -116,7 +116,7 @@ ELSEWHERE = {
     "a kind": "apiVersion: vendor.example/v1\nkind: Thing\nmetadata: {name: odd}\nspec: {}\n",
     "a kind of a group that is known": f"apiVersion: {X_BACKEND}\nkind: XFrobnicator\nmetadata: {{name: odd}}\n",
     "a kind of the agentic group": (
-        "apiVersion: agentic.networking.x-k8s.io/v1alpha1\nkind: XAccessPolicy\nmetadata: {name: odd}\n"
+        "apiVersion: agentic.networking.x-k8s.io/v1alpha1\nkind: XBackend\nmetadata: {name: odd}\n"
     ),
     "a known name in a vendor's group": "apiVersion: vendor.example/v1\nkind: Backend\nmetadata: {name: odd}\n",
     "a protocol of a listener": OTHER_GATEWAY.replace("protocol: HTTP", "protocol: vendor.example/quic"),

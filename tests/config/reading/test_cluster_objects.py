@@ -250,3 +250,24 @@ def test_no_object_of_a_cluster_takes_what_one_of_a_file_has(tmp_path, metadata)
     other = {**GATEWAY, "metadata": {"name": "a", "namespace": "a", **metadata}}
     made = compiled(read(other, paths=(file,)), ("127.0.0.1",))
     assert [each.gateway for each in made.spec.listeners] == ["default/gw"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rules": [{"name": "r", "colour": "red"}]},
+        {"rules": [{"name": "r", "authorization": None}]},
+        {"action": "Deny"},
+        {"targetRefs": "gw"},
+    ],
+)
+def test_an_access_policy_that_cannot_be_read_allows_nothing_at_its_targets(wrong: dict[str, Any]):
+    made = policy("wrong", **{"action": "Allow", "rules": [], **wrong})
+    made |= {"apiVersion": "agentic.networking.x-k8s.io/v1alpha1", "kind": "XAccessPolicy"}
+    resources = read(GATEWAY, ALLOW, made)
+    assert not resources.problems
+    (found,) = [each for each in resources.objects if each.KIND == "XAccessPolicy"]
+    assert found.spec.rules == ()
+    assert ("Gateway", "gw") in [(each.kind, each.name) for each in found.spec.target_refs]
+    (listener,) = compiled(resources, ("127.0.0.1",)).spec.listeners
+    assert [each.config for each in listener.extensions] == ['{"delegates":false,"listenerPort":0,"rules":[]}']

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError, Severity
+from egressproxy.config.resources.access_policy import AccessPolicy
 from egressproxy.config.resources.backend import (
     Backend,
     BackendTlsPolicy,
@@ -111,6 +112,7 @@ SPECS: dict[type[Resource], dict[str, Any] | None] = {
     },
     Backend: {"destination": {"type": "Dynamic"}},
     EgressPolicy: {"targetRefs": [TARGET]},
+    AccessPolicy: {"targetRefs": [TARGET], "action": "Allow"},
     FilterTypeDefinition: {"type": "a.example/X:v1", "phases": ["request-headers"], "python": {"path": "x.py"}},
     PayloadProcessingPipeline: {"processors": [{"name": "p", "type": "egressproxy.io/X:v1"}]},
     Namespace: None,
@@ -816,7 +818,6 @@ SERVICE_TEXT = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n"
         ("rbac.authorization.k8s.io/v1", "ClusterRole"),
         ("gateway.networking.k8s.io/v1alpha2", "UDPRoute"),
         ("gateway.networking.x-k8s.io/v1alpha1", "XListenerSet"),
-        ("agentic.networking.x-k8s.io/v0alpha0", "XAccessPolicy"),
         ("agentic.networking.x-k8s.io/v0alpha0", "XBackend"),
     ],
 )

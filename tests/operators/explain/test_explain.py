@@ -20,6 +20,7 @@ from tests.e2e.world import terminate, tls_secret
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.kit import certificate, forward, https, reverse
 from tests.gateway.listeners.test_sni_dispatch import PASSED, shared
+from tests.gateway.test_access_policies import BACKEND, GATEWAY, access, rule, served
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
 from tests.support.manifests import Manifest
@@ -928,3 +929,29 @@ def test_a_stream_that_is_opened_is_explained_as_its_requests():
     assert found["notes"][0].startswith("policy agents/default has TLS opened here (intercept)")
     assert ask(objects, "CONNECT", "b.example:443")["error"]["reason"] == "destination_not_allowed"
     assert ask(objects, "CONNECT", "o.test:443")["route"]["name"] == "agents/t"
+
+
+@pytest.mark.parametrize("target", [GATEWAY, BACKEND], ids=["gateway", "backend"])
+@pytest.mark.parametrize(
+    ("account", "method", "verdict", "says"),
+    [
+        ("conformance-tester-sa", "GET", "allowed", "allowed by rule readers"),
+        ("conformance-tester-sa", "POST", "allowed", "messages of MCP that match rule tools are allowed"),
+        ("conformance-tester-sa", "DELETE", "denied", "denied: no rule allows it"),
+        ("other", "GET", "denied", "denied: no rule allows it"),
+    ],
+)
+def test_the_rule_of_an_access_policy_that_decides_is_named(
+    target: Manifest, account: str, method: str, verdict: str, says: str
+):
+    policy = access(
+        rule("readers", methods=["GET"]), rule("tools", mcp={"methods": [{"name": "tools"}]}), target=target
+    )
+    made = ask([*served(policy)], method, "http://x:8080/mcp", **{"as": f"agents/{account}", "dns": "false"})
+    filters = [*made["filters"], *made["backends"][0]["filters"]]
+    found = next(each for each in filters if "decision" in each)
+    assert (found["decision"], found["from"]) == (says, "XAccessPolicy agents/access")
+    assert any(label.strip() == "decision" and text == says for label, text, _ in lines(made))
+    assert made["verdict"] == verdict
+    if verdict == "denied":
+        assert made["error"]["reason"] == "access_denied"

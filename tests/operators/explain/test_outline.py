@@ -92,7 +92,7 @@ def test_mirrors_and_authorization_servers_are_named_and_are_objects_of_their_ow
     mirror = MirrorIR(WeightedBackend(copy), numerator=1, denominator=10)
     rule = HttpRuleIR(
         backends=(WeightedBackend(BACKEND, mirrors=(mirror,)),),
-        auth=ExternalAuthIR(place, AuthProtocol.HTTP, WeightedBackend(server), "/check"),
+        auths=(ExternalAuthIR(place, AuthProtocol.HTTP, WeightedBackend(server), "/check"),),
         mirrors=(mirror, MirrorIR(WeightedBackend(None, error="it is gone"))),
     )
     route = HttpRouteIR("agents/r", (), (rule,))

@@ -63,7 +63,8 @@ def test_a_loading_finds_all_that_it_needs_ready(example: Path):
     command = [sys.executable, "-c", PROGRAM, str(example)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
+    # Few configurations have conditions in CEL, and a process without one does not load their package.
+    assert done.stdout.split() == (["cel.cel"] if example.stem == "access-policy" else [])
 
 
 #: One object of most kinds, each of which others need; and a route to what is not there.

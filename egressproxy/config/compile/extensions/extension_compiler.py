@@ -123,6 +123,11 @@ class ExtensionCompiler:
         spec = self._with_config(made, owner, found, settings, text, path or name)
         return RankedExtension(spec, age_of(owner), index)
 
+    def misfit(self, spec: ExtensionIR) -> str:
+        """Why the filter of a built-in type does not take its config, "" if it does, or if no fault is known."""
+        found = self._catalog.misfit(spec, spec.settings)
+        return "" if found is None else found[0]
+
     def _extension(self, entry: _Entry) -> ExtensionIR | None:
         """The compiled entry; None after a load error."""
         try:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic.alias_generators import to_camel
 
 from egressproxy.config.compile.interface import scope_of
+from egressproxy.config.resources.access_policy import AccessPolicy
 from egressproxy.config.resources.policy import Addresses, Dns, EgressPolicy, EgressPolicySpec
 from egressproxy.config.resources.values import Duration
 from egressproxy.model.published_object import Key
@@ -37,6 +38,7 @@ class Layer:
     port share.
     `is_foreign`: the policies are in another namespace than the target, and open only what the owner opens.
     `only_narrows`: the policies allow nothing by themselves, without an allow list of the owner.
+    `access` are the XAccessPolicies of the target.
     """
 
     level: Level
@@ -48,6 +50,7 @@ class Layer:
     has_certificates: bool = False
     is_foreign: bool = False
     only_narrows: bool = False
+    access: tuple[AccessPolicy, ...] = ()
 
     @property
     def scope(self) -> str:

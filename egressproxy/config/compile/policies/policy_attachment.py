@@ -21,6 +21,7 @@ from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.certificates import outside_constraints
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Status, age_of
+from egressproxy.config.compile.policies.access_policies import AccessPolicies
 from egressproxy.config.compile.policies.foreign_policy import ForeignPolicies, state_foreign
 from egressproxy.config.compile.policies.identity import unusable_keys
 from egressproxy.config.compile.policies.ineffective_fields import (
@@ -60,6 +61,7 @@ class PolicyAttachments:
     """All EgressPolicies by target; and their merges, each computed once."""
 
     def __init__(self, resources: ResourceSet, references: References, tls_policies: BackendTlsPolicies) -> None:
+        self.access = AccessPolicies(resources, references)
         self._resources = resources
         self._tls_policies = tls_policies
         self._references = references
@@ -101,8 +103,9 @@ class PolicyAttachments:
                 self._with_subjects[target_key] = theirs
             common, withheld = tuple(each for each in policies if not each.spec.subjects), tuple(theirs.values())
             certified = level is Level.GATEWAY and self._reads_certificates(target)
-            holds = policies or resolver is not None or certified
-            made = Layer(level, target, section, common, resolver, withheld, certified)
+            access = self.access.at(target, section)
+            holds = policies or resolver is not None or certified or access
+            made = Layer(level, target, section, common, resolver, withheld, certified, access=access)
             self._layers[target_key] = (made,) if holds else ()
         if target_key in self._with_subjects:
             self._met[target_key] = None
@@ -180,9 +183,11 @@ class PolicyAttachments:
             self._met[route, f"{name}, named"] = None
         held = (policy for policy in named if not policy.spec.subjects or policy.key in self._holding)
         policies = tuple(sorted(dict.fromkeys((*own, *held)), key=age_of))
+        access = tuple(policy for layer in layers for policy in layer.access)
         key = (route, name, policies)
         if key not in self._of_rules:
-            self._of_rules[key] = (Layer(Level.RULE, route, name, policies),) if policies else ()
+            made = Layer(Level.RULE, route, name, policies, access=access)
+            self._of_rules[key] = (made,) if policies or access else ()
         return self._of_rules[key] + tuple(layer for layer in layers if layer.is_foreign)
 
     def merge(self, layers: Layers, *, is_routed: bool) -> Merged:
@@ -208,6 +213,14 @@ class PolicyAttachments:
             policy.key: self._status(policy, generations[policy.key], faults, parents.get(policy.key))
             for policy in self.objects
         }
+
+    def access_statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
+        """The status of every XAccessPolicy, after all places are known."""
+
+        def not_found(target: Key, section: str) -> str | None:
+            return None if (target, section) in self._layers else self._not_found(target, section)
+
+        return self.access.statuses(generations, not_found, self._knowing_clients.__contains__)
 
     def _status(
         self, policy: EgressPolicy, generation: int, faults: dict[Key, ExtensionFaults], parent: UnresolvedRef | None

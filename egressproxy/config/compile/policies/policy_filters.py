@@ -15,7 +15,9 @@ from typing import Any
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.extension_faults import closing, must_run
 from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension
+from egressproxy.config.compile.policies.access_policies import AccessPolicies, filter_config
 from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.resources.access_policy import AGENTIC_GROUP, AccessPolicy
 from egressproxy.config.resources.limits import AmountRate, Concurrency, Limits, LimitStore, Rate
 from egressproxy.config.resources.policy import EgressPolicy, EgressPolicySpec
 
@@ -23,6 +25,13 @@ REQUEST_RATE = "egressproxy.io/RequestRateLimit:v1"
 CONCURRENCY = "egressproxy.io/ConcurrencyLimit:v1"
 BODY = "egressproxy.io/BodyLimit:v1"
 QOS = "egressproxy.io/QoSController:v1"
+ACCESS = "egressproxy.io/AccessPolicy:v1"
+
+#: What an XAccessPolicy judges: a request as ExternalAuth (45) leaves it, before filters of routes (50) change it; an
+#: attempt before other filters of the backend.
+_ACCESS_PRIORITY = {"request-headers": 46, "backend-request": -100}
+#: The kinds of targets where an authorization server can be asked, before a backend is chosen.
+_ASKING = frozenset({"Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute"})
 
 #: What an ExtensionIR calls the level of a layer.
 _LEVELS = {Level.GATEWAY: 0, Level.LISTENER: 0, Level.ROUTE: 1, Level.RULE: 1, Level.BACKEND: 2}
@@ -30,11 +39,17 @@ _LEVELS = {Level.GATEWAY: 0, Level.LISTENER: 0, Level.ROUTE: 1, Level.RULE: 1, L
 
 @dataclass(frozen=True, slots=True)
 class LimitScopes:
-    """The names that limits are counted under: those of the Gateway, the route and the backend of a place."""
+    """The names that limits are counted under: those of the Gateway, the route and the backend of a place.
+
+    `port` is the listener's where clients do not name the port; 0 on a forward proxy. `trust_domain` is that of the
+    listener.
+    """
 
     gateway: str
     route: str
     backend: str = "-"
+    port: int = 0
+    trust_domain: str = ""
 
     def scope(self, per: str) -> str:
         return {"Gateway": self.gateway, "Route": self.route, "Backend": self.backend}[per]
@@ -43,10 +58,11 @@ class LimitScopes:
 class PolicyFilters:
     """Gives the filters of a place in the form that `ordered` sorts."""
 
-    __slots__ = ("_extensions", "compiler")
+    __slots__ = ("_access", "_extensions", "compiler")
 
-    def __init__(self, compiler: ExtensionCompiler) -> None:
+    def __init__(self, compiler: ExtensionCompiler, access: AccessPolicies) -> None:
         self.compiler = compiler
+        self._access = access
         self._extensions: dict[tuple[EgressPolicy, str], tuple[RankedExtension, ...]] = {}
 
     def check(self, policy: EgressPolicy) -> None:
@@ -69,6 +85,7 @@ class PolicyFilters:
             for policy in layer.policies:
                 made += self._of_policy(policy, _LEVELS[layer.level], layer.scope)
                 made += self._limits(policy, layer, scopes, backend=False)
+            made += (self._access_filter(policy, layer, scopes, "request-headers") for policy in layer.access)
         return made
 
     def for_backend(self, layers: Iterable[Layer], scopes: LimitScopes) -> list[RankedExtension]:
@@ -79,6 +96,8 @@ class PolicyFilters:
                 if layer.level is Level.BACKEND:
                     made += self._of_policy(policy, _LEVELS[layer.level], layer.scope)
                 made += self._limits(policy, layer, scopes, backend=True)
+            if layer.level is Level.BACKEND:
+                made += (self._access_filter(policy, layer, scopes, "backend-request") for policy in layer.access)
         return made
 
     def body_limits(self, layers: Iterable[Layer]) -> list[RankedExtension]:
@@ -106,6 +125,50 @@ class PolicyFilters:
             for one in self._of_policy(policy, _LEVELS[layer.level], layer.scope)
         ]
         return closing(one.spec for one in (*own, *placed))
+
+    def check_access(self) -> None:
+        """Find the XAccessPolicies that cannot be enforced, whether or not their targets exist."""
+        policies = self._access
+        for policy in policies.objects:
+            if policies.closed(policy):
+                continue
+            if policy.is_unread:
+                policies.close(
+                    policy, "Invalid", f"{policy.api_version} is not read; write it as {AGENTIC_GROUP}/v1alpha1"
+                )
+                continue
+            kinds = {ref.kind for ref in policy.spec.target_refs}
+            if policy.spec.action == "ExternalAuth" and not kinds <= _ASKING:
+                what = f"action ExternalAuth holds on {', '.join(sorted(_ASKING))}, and not on {', '.join(kinds)}"
+                policies.close(policy, "NotEnforceable", what)
+                continue
+            config = filter_config(policy, "", "", 0)
+            try:
+                made = self.compiler.builtin(
+                    ACCESS, policy.full_name, "request-headers", config, policy, AttachmentPoint(0, str(policy))
+                )
+            except FilterNotSupported as error:
+                policies.close_unfit(policy, str(error))
+                continue
+            why = self.compiler.misfit(made.spec)
+            if why:
+                policies.close_unfit(policy, why)
+
+    def delegating(self, layers: Iterable[Layer], scopes: LimitScopes) -> list[tuple[AccessPolicy, RankedExtension]]:
+        """The XAccessPolicies of these layers that have an authorization server asked, each with its filter."""
+        return [
+            (policy, self._access_filter(policy, layer, scopes, "request-headers"))
+            for layer in layers
+            if layer.level is not Level.BACKEND
+            for policy in layer.access
+            if policy.spec.action == "ExternalAuth" and not self._access.closed(policy)
+        ]
+
+    def _access_filter(self, policy: AccessPolicy, layer: Layer, scopes: LimitScopes, phase: str) -> RankedExtension:
+        config = filter_config(policy, self._access.closed(policy), scopes.trust_domain, scopes.port)
+        attachment = AttachmentPoint(_LEVELS[layer.level], layer.scope)
+        priority = _ACCESS_PRIORITY[phase]
+        return self.compiler.builtin(ACCESS, policy.full_name, phase, config, policy, attachment, priority)
 
     def _of_policy(self, policy: EgressPolicy, level: int, scope: str) -> tuple[RankedExtension, ...]:
         key = (policy, scope)

@@ -33,7 +33,7 @@ from egressproxy.config.resources.object_references import BackendObjectReferenc
 from egressproxy.config.resources.routes import BackendRef, GrpcRoute, HttpRoute
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, OtherParent, Protocol
 from egressproxy.ir.identity import TokenIssuerIR
-from egressproxy.ir.policy import ExtensionIR
+from egressproxy.ir.policy import ExtensionIR, PolicyIR
 from egressproxy.ir.route import FailoverIR, MirrorIR, WeightedBackend
 from egressproxy.model.published_object import Key
 
@@ -178,7 +178,8 @@ class BackendRefCompiler:
         resolved = self._through_policy_parent(ANY_DESTINATION, self.policies.merge(layers, is_routed=False))
         layers += self._layers_of_parents(resolved)
         merged = self.policies.merge(layers, is_routed=False)
-        return self._weighted_backend(resolved, merged, layers, default_scopes(listener), (), error), layers
+        scopes = default_scopes(listener, merged.policy)
+        return self._weighted_backend(resolved, merged, layers, scopes, (), error), layers
 
     def of_issuer(self, issuer: TokenIssuerIR, layers: Layers) -> WeightedBackend:
         """The backend with the keys of an issuer, under these layers."""
@@ -306,7 +307,7 @@ class BackendRefCompiler:
         except FilterNotSupported as unsupported:
             error = error or str(unsupported)
         merged = self.policies.merge(layers, is_routed=True)
-        at = LimitScopes(scopes.gateway, scopes.route, scope_of(resolved.target))
+        at = replace(scopes, backend=scope_of(resolved.target))
         return self._weighted_backend(resolved, merged, layers, at, asked, error)
 
     def _layers_of_parents(self, resolved: ResolvedBackend) -> Layers:
@@ -410,10 +411,17 @@ class BackendRefCompiler:
                 yield f"limits of {policy}"
 
 
-def default_scopes(listener: ListenerPlan) -> LimitScopes:
-    """The scopes of limits for requests without a route."""
+def default_scopes(listener: ListenerPlan, policy: PolicyIR) -> LimitScopes:
+    """The scopes of filters for requests without a route, under this policy."""
     gateway = str(listener.gateway)
-    return LimitScopes(gateway, f"{gateway}, no route", f"{gateway}, any destination")
+    return scopes_of(listener, policy, f"{gateway}, no route", f"{gateway}, any destination")
+
+
+def scopes_of(listener: ListenerPlan, policy: PolicyIR, route: str, backend: str = "-") -> LimitScopes:
+    """The scopes of filters for requests on a listener, under this policy."""
+    is_forward = listener.protocol is not None and listener.protocol.is_forward
+    domain = policy.identity.trust_domain if policy.identity is not None else ""
+    return LimitScopes(str(listener.gateway), route, backend, 0 if is_forward else listener.listener.port, domain)
 
 
 def _check_region(resolved: ResolvedBackend, allowed: frozenset[str] | None) -> None:

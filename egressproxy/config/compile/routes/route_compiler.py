@@ -26,13 +26,18 @@ from egressproxy.config.compile.policies.layers import Layers, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.resilience import rule_retry
-from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_scopes
+from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_scopes, scopes_of
 from egressproxy.config.compile.routes.matches import as_http_rule, grpc_match, http_match
 from egressproxy.config.compile.routes.route_validation import RouteValidation, filter_protocols
 from egressproxy.config.compile.routes.session_persistence import session_ir
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.config.resources.route_filters import ExternalAuthHttp, HttpFilter, RequestMirror
+from egressproxy.config.resources.route_filters import (
+    ExternalAuthFilter,
+    ExternalAuthHttp,
+    HttpFilter,
+    RequestMirror,
+)
 from egressproxy.config.resources.route_matches import HttpMatch
 from egressproxy.config.resources.routes import (
     AnyRoute,
@@ -90,8 +95,8 @@ class RouteCompiler:
     def stream_route(self, route: TlsRoute | TcpRoute, attachment: Attachment, layers: Layers) -> StreamRouteIR:
         """A TLSRoute or TCPRoute on one listener."""
         rule: StreamRule = route.spec.rules[0]
+        scopes = scopes_of(attachment.listener, self.policies.merge(layers, is_routed=False).policy, str(route))
         layers = self._rule_layers(route, rule, layers)
-        scopes = LimitScopes(str(attachment.listener.gateway), str(route))
         merged = self.policies.merge(layers, is_routed=True)
         placed, error = self._requests(layers, scopes)
         tls = attachment.listener.tls
@@ -111,17 +116,19 @@ class RouteCompiler:
 
     def without_route(
         self, listener: ListenerPlan, layers: Layers
-    ) -> tuple[PolicyIR, tuple[ExtensionIR, ...], WeightedBackend | None]:
-        """What holds where no route matches: policy, extensions, and the backend, which the request names on a forward
-        proxy and in streams of TLS that policies have opened; None on other listeners.
+    ) -> tuple[PolicyIR, tuple[ExtensionIR, ...], WeightedBackend | None, tuple[ExternalAuthIR, ...]]:
+        """What holds where no route matches: policy, extensions, the backend, and authorization servers. The request
+        names the backend on a forward proxy and in streams of TLS that policies have opened; None on other listeners.
         """
-        placed, error = self._requests(layers, default_scopes(listener))
+        policy = self.policies.merge(layers, is_routed=False).policy
+        placed, error = self._requests(layers, default_scopes(listener, policy))
         error = error or exposed_to_tenants(self.policies.merge(layers, is_routed=False).policy, placed)
         default = None
+        auths = () if error else self._access_auths(layers, default_scopes(listener, policy))
         is_forward = listener.protocol is not None and listener.protocol.is_forward
         if is_forward or (listener.passes_tls and self.policies.merge(layers, is_routed=False).policy.intercepts):
             default, layers = self.backend_refs.of_default(listener, layers, error)
-        return self.policies.merge(layers, is_routed=False).policy, ordered(placed), default
+        return self.policies.merge(layers, is_routed=False).policy, ordered(placed), default, auths
 
     def _http_rule(
         self, route: HttpRoute | GrpcRoute, index: int, listener: ListenerPlan, layers: Layers, error: str
@@ -129,8 +136,8 @@ class RouteCompiler:
         written = route.spec.rules[index]
         rule = as_http_rule(written)
         session = session_ir(route.full_name, index, rule)
+        scopes = scopes_of(listener, self.policies.merge(layers, is_routed=False).policy, str(route))
         layers = self._rule_layers(route, rule, layers, self.pipelines.policies(route, rule.filters), index)
-        scopes = LimitScopes(str(listener.gateway), str(route))
         merged = self.policies.merge(layers, is_routed=True)
         placed, problem = self._requests(layers, scopes)
         error = error or problem
@@ -167,7 +174,7 @@ class RouteCompiler:
             name=rule.name or "",
             index=index,
             mirrors=copies,
-            auth=None if error else self._external_auth(route, rule, layers, scopes),
+            auths=() if error else self._external_auths(route, rule, layers, scopes),
             retry=rule_retry(rule.retry, merged.policy.retries) if rule.retry is not None else merged.policy.retries,
             session=session,
         )
@@ -188,20 +195,36 @@ class RouteCompiler:
             return layers + self.policies.layer_of_rule(route.key, rule.name or "", index, named)
         return layers + (self.policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())
 
-    def _external_auth(
+    def _external_auths(
         self, route: HttpRoute | GrpcRoute, rule: HttpRule, layers: Layers, scopes: LimitScopes
-    ) -> ExternalAuthIR | None:
-        """The authorization server of a rule, if it has one; a server that cannot be used refuses everything."""
+    ) -> tuple[ExternalAuthIR, ...]:
+        """The authorization servers of a rule: its policies' and its own; an unusable server refuses everything."""
         written = next((entry.external_auth for entry in rule.filters if entry.external_auth is not None), None)
+        made = self._access_auths(layers, scopes)
         if written is None:
-            return None
-        backend = self.backend_refs.of_filter(route, written.backend_ref, layers, scopes, filter_protocols(written))
+            return made
+        return (*made, self._external_auth(route, written, external_auth_place(route), layers, scopes))
+
+    def _access_auths(self, layers: Layers, scopes: LimitScopes) -> tuple[ExternalAuthIR, ...]:
+        """The authorization servers of XAccessPolicies, each with the rules that say what it is asked about."""
+        made = []
+        for policy, placed in self.policy_filters.delegating(layers, scopes):
+            assert policy.spec.external_auth is not None
+            place = replace(external_auth_place(policy), level=placed.spec.level)
+            found = self._external_auth(policy, policy.spec.external_auth, place, layers, scopes)
+            made.append(replace(found, condition=placed.spec.settings))
+        return tuple(made)
+
+    def _external_auth(
+        self, owner: Resource, written: ExternalAuthFilter, place: ExtensionIR, layers: Layers, scopes: LimitScopes
+    ) -> ExternalAuthIR:
+        backend = self.backend_refs.of_filter(owner, written.backend_ref, layers, scopes, filter_protocols(written))
         if backend.backend is not None and backend.backend.destination is Destination.DYNAMIC:
             backend = WeightedBackend(None, error="an authorization server is a fixed place: the backend is Dynamic")
         http = written.http or ExternalAuthHttp()
         allowed = written.grpc.allowed_headers if written.grpc is not None else http.allowed_headers
         return ExternalAuthIR(
-            place=external_auth_place(route),
+            place=place,
             protocol=AuthProtocol(written.protocol),
             backend=backend,
             path=http.path,

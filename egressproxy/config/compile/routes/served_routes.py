@@ -84,7 +84,7 @@ class ServedRoutes:
             http = compiler.http_route(route, attachment, self.layers, validation)
             self.serve(AddedRoute(route, attachment, validation, http, conditions))
             backends = [backend for rule in http.rules for backend in rule.backends]
-            asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
+            asked = [auth.backend for rule in http.rules for auth in rule.auths]
             mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
             return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
         stream = compiler.stream_route(route, attachment, self.layers)

@@ -124,7 +124,7 @@ def test_no_authorization_server_is_asked_through_it_and_nothing_passes():
     auth = f"{{type: ExternalAuth, externalAuth: {{protocol: HTTP, http: {{}}, backendRef: {server}}}}}"
     route = ROUTE.replace("- backendRefs", f"- filters: [{auth}]\n    backendRefs")
     made = compiled(REVERSE, route, PLAIN, named(ON_BACKEND, "a"))
-    found = rule(made).auth
+    (found,) = rule(made).auths
     assert found is not None
     assert (found.backend.backend, found.backend.unknown_extension) == (None, LABEL)
 

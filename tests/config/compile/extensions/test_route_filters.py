@@ -122,7 +122,7 @@ def guarded(written: str) -> str:
 def test_an_external_auth_is_the_rules_own_and_names_fields_in_lower_case():
     lists = "http: {path: /check, allowedHeaders: [X-A, x-a], allowedResponseHeaders: [X-B]}, forwardBody: {maxSize: 7}"
     made = compiled(REVERSE, PLAIN, guarded(AUTH % lists))
-    found = rule(made).auth
+    (found,) = rule(made).auths
     assert found is not None
     assert found.backend.backend is not None
     assert found.backend.backend.name == "default/plain"
@@ -134,7 +134,7 @@ def test_an_external_auth_is_the_rules_own_and_names_fields_in_lower_case():
 
 def test_an_external_auth_without_its_server_refuses_everything():
     made = compiled(REVERSE, PLAIN, guarded((AUTH % "http: {}").replace("name: plain", "name: none")))
-    found = rule(made).auth
+    (found,) = rule(made).auths
     assert found is not None
     assert (found.backend.backend, found.backend.error) == (None, "Backend default/none does not exist")
     assert of_route(made, "Accepted")[0] == "True"
@@ -143,7 +143,7 @@ def test_an_external_auth_without_its_server_refuses_everything():
 
 def test_an_external_auth_cannot_ask_whatever_the_request_names():
     made = compiled(REVERSE, PLAIN, DYNAMIC, guarded((AUTH % "http: {}").replace("name: plain", "name: dynamic")))
-    found = rule(made).auth
+    (found,) = rule(made).auths
     assert found is not None
     assert found.backend.backend is None
     assert "Dynamic" in of_route(made, "Accepted")[2]
@@ -151,12 +151,14 @@ def test_an_external_auth_cannot_ask_whatever_the_request_names():
 
 def test_an_external_auth_on_a_backend_ref_closes_its_rule():
     made = compiled(REVERSE, PLAIN, ROUTE.replace("name: plain}", f"name: plain, filters: [{AUTH % 'http: {}'}]}}"))
-    assert rule(made).auth is None
+    assert not rule(made).auths
     assert [one.backend for one in rule(made).backends] == [None]
 
 
 def test_an_external_auth_with_lists_that_are_null_has_none():
-    found = rule(compiled(REVERSE, PLAIN, guarded(AUTH % "http: {allowedHeaders: ~, allowedResponseHeaders: ~}"))).auth
+    (found,) = rule(
+        compiled(REVERSE, PLAIN, guarded(AUTH % "http: {allowedHeaders: ~, allowedResponseHeaders: ~}"))
+    ).auths
     assert found is not None
     assert (found.allowed_headers, found.allowed_response_headers) == ((), ())
 
@@ -181,7 +183,7 @@ GRPC_AUTH = AUTH.replace("protocol: HTTP", "protocol: GRPC") % "grpc: {allowedHe
 def test_an_authorization_server_has_to_speak_what_it_is_asked_in(spoken: str, asked: str, is_used: bool):
     server = PLAIN.replace("{number: 80,", f"{{number: 80, protocol: {spoken},").replace("name: plain", "name: server")
     made = compiled(REVERSE, PLAIN, server, guarded(asked.replace("name: plain", "name: server")))
-    found = rule(made).auth
+    (found,) = rule(made).auths
     assert found is not None
     assert (found.backend.backend is not None) is is_used
     reason = ("True", "ResolvedRefs") if is_used else ("False", "UnsupportedProtocol")
