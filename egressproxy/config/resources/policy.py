@@ -18,6 +18,7 @@ from egressproxy.config.resources.values import (
     Address,
     Bool,
     Cidr,
+    ClientText,
     Duration,
     Label,
     Name,
@@ -47,6 +48,10 @@ class DestinationEntry(Model):
     sni: SniCheck = SniCheck.MATCH
     """Match: the SNI in a tunnel must equal the requested host. Any: the SNI may differ or be missing. For entries of
     `allow`.
+    """
+    message: ClientText | None = None
+    """The text for clients that the entry refuses, such as whom to ask. For entries of `deny`. Default: the policy's
+    `message`.
     """
 
     def model_post_init(self, context: Any) -> None:
@@ -105,12 +110,19 @@ class AddressRanges(Model):
     """Networks."""
 
 
+class DeniedAddressRanges(AddressRanges):
+    """Denied address ranges, for all names."""
+
+    message: ClientText | None = None
+    """The text for clients that the entry refuses. Default: the policy's `message`."""
+
+
 class Addresses(Model):
     """Address rules: `allow` adds non-public addresses, `deny` excludes addresses, `only` excludes all others."""
 
     allow: Annotated[tuple[AddressEntry, ...], _NOT_NULL] = ()
     """Allowed addresses beside the public ones."""
-    deny: Annotated[tuple[AddressRanges, ...], _NOT_NULL] = ()
+    deny: Annotated[tuple[DeniedAddressRanges, ...], _NOT_NULL] = ()
     """Addresses that are never dialled, public or not."""
     only: Annotated[tuple[AddressRanges, ...] | None, _NOT_NULL] = None
     """The only allowed addresses from DNS or from a client. An empty list refuses all."""
@@ -253,6 +265,10 @@ class EgressPolicySpec(Model):
     mode: Mode | None = None
     """Enforce (the default), Report (pass, count and log requests that `destinations` would refuse), or Open (allow all
     destinations that no `deny` names).
+    """
+    message: ClientText | None = None
+    """The text for clients that `destinations` or `addresses` of this policy refuse, such as whom to ask: one line, up
+    to 256 characters. Every form of the refusal has it.
     """
     destinations: Annotated[Destinations | None, _NOT_NULL] = None
     """The destinations that clients may name, and denied destinations."""
