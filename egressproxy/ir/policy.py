@@ -365,6 +365,20 @@ class HedgingIR:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceAddressIR:
+    """`sourceAddress` of a Backend or policy: where its connections go out from.
+
+    `addresses` has at most one of each family. Each client has one of `pool`. At most one of the two lists is set.
+    `interface`: a name, "" for none. `owner` is the object, for people.
+    """
+
+    addresses: tuple[IPAddress, ...] = ()
+    pool: tuple[IPAddress, ...] = ()
+    interface: str = ""
+    owner: str = field(default="-", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyIR:
     """The merged policy of one place: settings of the most specific policy, restrictions of all."""
 
@@ -390,6 +404,8 @@ class PolicyIR:
     retries: RetryIR | None = None
     hedging: HedgingIR | None = None
     resilience: ResilienceIR = NO_RESILIENCE
+    #: For backends without their own; None: the kernel chooses.
+    source_address: SourceAddressIR | None = None
     priority: Priority = Priority.NORMAL
     extensions: tuple[ExtensionIR, ...] = ()
     #: The merged policies, for messages: "namespace/name".

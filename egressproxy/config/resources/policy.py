@@ -13,6 +13,7 @@ from egressproxy.config.resources.limits import Limits
 from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import ObjectReference, PolicyTargetReference, SecretObjectReference
 from egressproxy.config.resources.parent import BackendParent
+from egressproxy.config.resources.source_address import SourceAddress
 from egressproxy.config.resources.traffic import Traffic
 from egressproxy.config.resources.values import (
     Address,
@@ -278,6 +279,8 @@ class EgressPolicySpec(Model):
     """How names are resolved."""
     parent: Annotated[BackendParent | None, _NOT_NULL] = None
     """The proxy for allowed destinations, and for Dynamic and Fqdn backends without a parent."""
+    source_address: Annotated[SourceAddress | None, _NOT_NULL] = None
+    """The source of connections to backends, and to their parents, without their own."""
     tls: PolicyTls | None = None
     """The minimum for TLS to backends."""
     intercept: Intercept | None = None
