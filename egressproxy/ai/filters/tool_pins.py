@@ -13,9 +13,9 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b, sha256
 from itertools import islice
 from time import monotonic
@@ -177,6 +177,11 @@ class Definition:
         return ""
 
 
+def _misspelled(tool: Mapping[str, Any]) -> str:
+    """A member that readers without regard to case take for one that pins cover; "" for none."""
+    return next((each for each in tool if _SPELLED.get(each.casefold(), each) != each), "")
+
+
 def _is_hidden_joiner(text: str, at: int) -> bool:
     """Whether a joiner stands beside ASCII: at the border of a slice the expression cannot tell."""
     return text[at - 1 : at].isascii() or text[at + 1 : at + 2].isascii()
@@ -279,10 +284,8 @@ class ToolPins:
         if hidden:
             why = f"{where} has a character that nobody sees ({hidden})"
             return self._deviates("ToolHiddenCharacters", "hidden", backend, name, why, definition.hash)
-        misspelled = next((each for each in tool if _SPELLED.get(each.casefold(), each) != each), "")
+        misspelled = _misspelled(tool)
         pins = self._pins_of(backend, name)
-        if not misspelled and pins is None and self._learned is not None and not self._learned.is_whole(backend):
-            pins = self._learn(backend, definition)
         if pins is None:
             why = f"{where} is not pinned: its hash is {definition.hash}"
             return self._deviates("ToolUnknown", "unknown", backend, name, why, definition.hash)
@@ -297,10 +300,20 @@ class ToolPins:
             self._notices.normal("ToolAsPinned", f"{where} is as it was pinned")
         return True
 
-    def end_list(self, result: Mapping[str, Any], backend: str) -> None:
-        """A page of a list has been judged. The last page of the first list ends what is learned."""
-        if self._learned is not None and not result.get("nextCursor"):
-            self._keep(partial(self._learned.end, backend))
+    def learning(self, result: Mapping[str, Any], backend: str) -> Work[None]:
+        """Learn the tools in a page of the first list of this backend, before they are judged."""
+        if self._learned is None or self._learned.is_whole(backend):
+            return
+        definitions = []
+        for tool in result["tools"]:
+            if type(tool) is dict and type(tool.get("name")) is str and not _misspelled(tool):
+                definition = yield from Definition.reading(tool)
+                if not (yield from self._finding(definition))[0]:
+                    definitions.append(definition)
+        try:
+            self._learned.learn(backend, definitions, ends=not result.get("nextCursor"))
+        except (OSError, ValueError) as error:
+            self._tell("ToolPinsNotKept", f"learned pins cannot be kept in a file: {error}")
 
     def _finding(self, definition: Definition) -> Work[tuple[str, str]]:
         found = self._findings.get(definition.hash)
@@ -319,19 +332,6 @@ class ToolPins:
         written = self._pins.get(name)
         learned = self._learned.hash_of(backend, name) if self._learned is not None and written is None else ""
         return {learned} if learned else written
-
-    def _learn(self, backend: str, definition: Definition) -> set[str] | None:
-        assert self._learned is not None
-        members = definition.members if len(definition.text) <= MAX_KEPT else {"name": definition.name}
-        self._keep(partial(self._learned.learn, backend, definition.name, definition.hash, members))
-        found = self._learned.hash_of(backend, definition.name)
-        return {found} if found else None
-
-    def _keep(self, change: Callable[[], None]) -> None:
-        try:
-            change()
-        except (OSError, ValueError) as error:
-            self._tell("ToolPinsNotKept", f"learned pins cannot be kept in a file: {error}")
 
     def _difference(self, backend: str, definition: Definition) -> str:
         before = self._good.get((backend, definition.name)) or self._approved.get(definition.name)
@@ -425,20 +425,34 @@ class LearnedPins:
         """Whether the first list of this backend has ended: nothing more is learned."""
         return bool(self._servers.get(backend, {}).get("isWhole"))
 
-    def learn(self, backend: str, name: str, hash_: str, members: Mapping[str, Any]) -> None:
-        """Keep a definition, unless another worker has kept one. Raises OSError, ValueError."""
-
-        def add(server: dict[str, Any]) -> None:
+    def learn(self, backend: str, definitions: Iterable[Definition], *, ends: bool) -> None:
+        """Keep definitions, but for those that another worker has learned; `ends`: nothing more is learned. Raises
+        OSError, ValueError.
+        """
+        lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.read()
+            servers = deepcopy(self._servers)
+            server = servers.setdefault(backend, {})
             tools = server.setdefault("tools", {})
-            if not server.get("isWhole") and name not in tools and len(tools) < MAX_TOOLS:
-                tools[name] = {"hash": hash_, "definition": members}
-
-        self._change(backend, add)
-
-    def end(self, backend: str) -> None:
-        """The first list has ended. Raises OSError, ValueError."""
-        if not self.is_whole(backend):
-            self._change(backend, lambda server: server.update(isWhole=True))
+            for each in () if server.get("isWhole") else definitions:
+                if len(tools) < MAX_TOOLS:
+                    members = each.members if len(each.text) <= MAX_KEPT else {"name": each.name}
+                    tools.setdefault(each.name, {"hash": each.hash, "definition": members})
+            server["isWhole"] = ends or bool(server.get("isWhole"))
+            text = json.dumps({"servers": servers}, sort_keys=True, indent=1).encode()
+            if len(text) > MAX_FILE:
+                raise ValueError(f"it would have more than {MAX_FILE} bytes")
+            written = f"{self._path}.new"
+            with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(written, self._path)
+            self.read()
+        finally:
+            os.close(lock)
 
     def read(self) -> None:
         """Read the file, if it is there. Raises OSError, ValueError."""
@@ -471,25 +485,3 @@ class LearnedPins:
                 self.read()
         except (OSError, ValueError):
             return  # what is known holds
-
-    def _change(self, backend: str, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change the file under its lock: read, change, replace."""
-        lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self.read()
-            change(self._servers.setdefault(backend, {}))
-            text = json.dumps({"servers": self._servers}, sort_keys=True, indent=1).encode()
-            if len(text) > MAX_FILE:
-                self.read()
-                raise ValueError(f"it would have more than {MAX_FILE} bytes")
-            written = f"{self._path}.new"
-            with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(written, self._path)
-            status = os.stat(self._path)
-            self._version = (status.st_ino, status.st_mtime_ns)
-        finally:
-            os.close(lock)

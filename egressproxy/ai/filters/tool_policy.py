@@ -30,7 +30,7 @@ from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.strict_json import OtherSpelling, Unreadable
-from egressproxy.model.work import Work, at_once
+from egressproxy.model.work import Work
 from egressproxy.net.cooperative import run
 
 #: JSON-RPC 2.0 section 5.1. Source: Model Context Protocol, Server Features, Tools: that of an unknown tool.
@@ -316,7 +316,7 @@ class ToolPolicy(Filter):
                         framing,
                         self._judge,
                         self._tools.asks_arguments,
-                        partial(self._shorten, exchange.backend, exchange.state.get(LISTED_TOOLS)),
+                        partial(self._shortening, exchange.backend, exchange.state.get(LISTED_TOOLS)),
                         is_lenient=not self._denies_unreadable,
                     )
                     exchange.keep(self._stream, stream)
@@ -355,17 +355,16 @@ class ToolPolicy(Filter):
             how = " with these arguments" if self._tools.may_be_offered(name) else ""
             raise self._refusal(f"the model calls tool {_shown(name)}, which is not allowed{how}")
 
-    def _shorten(self, backend: str, tools_of_rule: ListedTools | None, message: JsonMessage) -> None:
-        """Remove denied entries from the lists of an MCP message or batch."""
-        at_once(self._shortening(backend, tools_of_rule, message))
-
     def _shortening(self, backend: str, tools_of_rule: ListedTools | None, message: JsonMessage) -> Work[None]:
+        """Remove denied entries from the lists of an MCP message or batch."""
         for path, result in _results(message.value):
             for key, member in _LISTS:
                 listed = result.get(key)
                 if type(listed) is not list:
                     continue
                 pins = self._pins if key == "tools" else None
+                if pins is not None:
+                    yield from pins.learning(result, backend)
                 kept = []
                 for each in listed:
                     yield
@@ -373,8 +372,6 @@ class ToolPolicy(Filter):
                         continue
                     if pins is None or (yield from pins.judging(each, backend, tools_of_rule)):
                         kept.append(each)
-                if pins is not None:
-                    pins.end_list(result, backend)
                 if len(kept) < len(listed):
                     self._denied.add(len(listed) - len(kept), key.removesuffix("s"), "withheld")
                     message.put((*path, key), kept)

@@ -243,14 +243,15 @@ def test_the_first_list_is_learned_and_survives_the_process(converse: Start, tmp
 def test_workers_learn_from_each_other(tmp_path: Path):
     path = str(tmp_path / "pins.json")
     first, second = LearnedPins(path), LearnedPins(path)
-    first.learn("n/a", "x", "sha256:1", {"name": "x"})
-    second.learn("n/a", "x", "sha256:2", {"name": "x"})
-    assert second.hash_of("n/a", "x") == "sha256:1"
-    second.learn("n/b", "y", "sha256:3", {"name": "y"})
-    assert first.hash_of("n/b", "y") == "sha256:3"
-    second.end("n/a")
-    first.learn("n/a", "late", "sha256:4", {})
-    assert first.hash_of("n/a", "late") == ""
+    search, changed, read = map(Definition.of, (SEARCH, {**SEARCH, "title": "Find"}, READ))
+    first.learn("n/a", [search], ends=False)
+    second.learn("n/a", [changed], ends=False)
+    assert second.hash_of("n/a", "search") == search.hash
+    second.learn("n/b", [read], ends=False)
+    assert first.hash_of("n/b", "read") == read.hash
+    second.learn("n/a", [], ends=True)
+    first.learn("n/a", [read], ends=False)
+    assert first.hash_of("n/a", "read") == ""
     assert first.is_whole("n/a")
 
 
