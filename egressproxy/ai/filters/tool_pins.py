@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from itertools import islice
@@ -433,14 +432,14 @@ class LearnedPins:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.read()
-            servers = deepcopy(self._servers)
-            server = servers.setdefault(backend, {})
-            tools = server.setdefault("tools", {})
+            server = self._servers.get(backend, {})
+            tools = dict(server.get("tools", {}))
             for each in () if server.get("isWhole") else definitions:
                 if len(tools) < MAX_TOOLS:
                     members = each.members if len(each.text) <= MAX_KEPT else {"name": each.name}
                     tools.setdefault(each.name, {"hash": each.hash, "definition": members})
-            server["isWhole"] = ends or bool(server.get("isWhole"))
+            changed = {"tools": tools, "isWhole": ends or bool(server.get("isWhole"))}
+            servers = {**self._servers, backend: changed}
             text = json.dumps({"servers": servers}, sort_keys=True, indent=1).encode()
             if len(text) > MAX_FILE:
                 raise ValueError(f"it would have more than {MAX_FILE} bytes")
