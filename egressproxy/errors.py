@@ -195,6 +195,11 @@ class Denied(GatewayError):
     default_status = 403
     is_firm = False
 
+    def tell(self, text: str) -> None:
+        """Add the operator's text for clients to the message; "" adds nothing."""
+        if text:
+            self.message = f"{self.message}: {text}"
+
 
 class LimitExceeded(GatewayError):
     """A limit is reached: 429, 413, 431 or 503, with Retry-After where that helps."""

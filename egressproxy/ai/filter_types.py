@@ -19,6 +19,7 @@ def register_filter_types() -> None:
             "RegionLock": "filters.region_lock:REGION_LOCK",
             "ResponsePolicy": "content.response_policy:RESPONSE_POLICY",
             "TokenMeter": "filters.token_meter:TOKEN_METER",
+            "ToolPins": "filters.tool_policy:TOOL_PINS",
             "ToolPolicy": "filters.tool_policy:TOOL_POLICY",
         },
         core=("QoSController",),

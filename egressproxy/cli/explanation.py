@@ -173,6 +173,10 @@ def _backend(backend: Mapping[str, Any], error: Mapping[str, Any] | None) -> Ite
         denied = f"; would be denied: {each['wouldDeny']}" if "wouldDeny" in each else denied
         yield "  mirror", f"{each['name']}, {share}{denied}", "yellow" if denied else ""
     yield "  timeouts", _timeouts(backend["timeouts"]), ""
+    if "sourceAddress" in backend:
+        said = dict(backend["sourceAddress"])
+        owner = said.pop("from")
+        yield "  source", f"{', '.join(said.values()) or 'none'} (sourceAddress of {owner})", ""
     if "connections" in backend:
         yield "  connections", _connections(backend["connections"]), ""
 

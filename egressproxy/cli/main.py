@@ -32,6 +32,7 @@ _VERBS: Final = {
     "env": "Print what clients need to go through the gateway.",
     "holds": "Show, approve or deny requests that wait for approval.",
     "kill-switch": "Block a client at once, and unblock it.",
+    "mcp": "Print the pins of an MCP server's tools.",
     "reload": "Make a running gateway read its configuration again.",
     "serve-filters": "Serve the filters of a configuration to Envoy.",
     "schema": "Print the JSON Schema of manifests.",
@@ -58,6 +59,7 @@ _SHORT_LIVED: Final = frozenset(
         "audit",
         "ca",
         "env",
+        "mcp",
         "completion",
     }
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from egressproxy.ir.policy import AddressesIR, ConnectionsIR, DnsIR, ExtensionIR, Network
+from egressproxy.ir.policy import AddressesIR, ConnectionsIR, DnsIR, ExtensionIR, Network, SourceAddressIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import SecretBytes
@@ -146,6 +146,7 @@ class BackendIR:
     shares_name: bool = False
     mcp: McpIR | None = None  # of protocol MCP
     ai: AiIR | None = None  # of an AI provider; None: no translation
+    source_address: SourceAddressIR | None = None  # its own; None: that of the policy
 
     def parents(self) -> Iterator[BackendIR]:
         """Every possible parent on the path, the next ones first."""
@@ -177,3 +178,9 @@ class ConnectionIR:
     kept: ConnectionsIR
     resilience: ResilienceIR = NO_RESILIENCE
     system_roots: str = ""
+    source_address: SourceAddressIR | None = None
+
+    @property
+    def is_per_identity(self) -> bool:
+        """Whether a connection serves one client identity alone, since each has its own source."""
+        return self.source_address is not None and bool(self.source_address.pool)

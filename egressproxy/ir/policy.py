@@ -75,7 +75,7 @@ class DestinationRule:
     `hostnames` are exact names or `*.suffix` (one label or more in front), lower case. `ports` empty: every port.
     `cidrs` match addresses that clients name. `policy` is the EgressPolicy of the entry. `intercepts`: the entry denies
     names of an unserved `intercept` section. `is_firm`: the entry denies in mode Report, too, since a more specific
-    policy has set that mode.
+    policy has set that mode. `message` is the operator's text for clients that a `deny` entry refuses; "": none.
     """
 
     hostnames: tuple[str, ...] = ()
@@ -85,6 +85,7 @@ class DestinationRule:
     policy: str = "-"
     intercepts: bool = False
     is_firm: bool = False
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class DestinationsIR:
     `withheld` are entries of `allow` that are for other clients (`subjects`); for messages to who fits no subjects.
     `listed` are the policies (namespace/name) whose lists each group of `allow` has. `is_delegated`: all of them are of
     other namespaces than the listener, so that routes and their filters do not serve what they allow.
+    `messages` are the operator's texts for clients that a group of `allow` leaves out, one for each group; `message` is
+    the text where no group is.
     """
 
     allow: tuple[tuple[DestinationRule, ...], ...] = ()
@@ -107,6 +110,8 @@ class DestinationsIR:
     withheld: tuple[DestinationRule, ...] = ()
     listed: tuple[tuple[str, ...], ...] = ()
     is_delegated: bool = False
+    messages: tuple[str, ...] = ()
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,7 @@ class AddressDenial:
     policy: str = "-"
     field: str = "addresses.deny"  # its field in `policy`
     reports: bool = False  # lifted by mode Report
+    message: str = ""  # for clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,7 @@ class NameDenial:
     ports: tuple[int, ...] = ()
     policy: str = "-"
     reports: bool = False
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,7 @@ class AddressBound:
 
     cidrs: tuple[Network, ...] = ()
     policy: str = "-"
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -163,6 +171,8 @@ class AddressesIR:
     denied_names: tuple[NameDenial, ...] = ()
     #: The only namespace that can allow non-public addresses, if other namespaces' policies are involved.
     owner: str = ""
+    #: For clients, where nothing allows an address: the text of `policy`.
+    message: str = ""
 
     def __hash__(self) -> int:
         # The last of each is that of the most specific policy, in which places differ.
@@ -355,6 +365,20 @@ class HedgingIR:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceAddressIR:
+    """`sourceAddress` of a Backend or policy: where its connections go out from.
+
+    `addresses` has at most one of each family. Each client has one of `pool`. At most one of the two lists is set.
+    `interface`: a name, "" for none. `owner` is the object, for people.
+    """
+
+    addresses: tuple[IPAddress, ...] = ()
+    pool: tuple[IPAddress, ...] = ()
+    interface: str = ""
+    owner: str = field(default="-", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyIR:
     """The merged policy of one place: settings of the most specific policy, restrictions of all."""
 
@@ -380,6 +404,8 @@ class PolicyIR:
     retries: RetryIR | None = None
     hedging: HedgingIR | None = None
     resilience: ResilienceIR = NO_RESILIENCE
+    #: For backends without their own; None: the kernel chooses.
+    source_address: SourceAddressIR | None = None
     priority: Priority = Priority.NORMAL
     extensions: tuple[ExtensionIR, ...] = ()
     #: The merged policies, for messages: "namespace/name".

@@ -74,7 +74,11 @@ def bind(address: str, port: int, *, unread_ms: int = 0) -> socket.socket:
 
 
 def why_unusable(address: str) -> str:
-    """Why this machine cannot listen on an IP address, on any port; "" if it can."""
+    """Why this machine cannot bind an IP address, or has no interface of this name; "" if it can."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return "" if any(name == address for _, name in socket.if_nameindex()) else "no such interface"
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:

@@ -56,6 +56,7 @@ class Denial:
             remedy=_CANNOT_OPEN if rule.intercepts else f"remove or narrow its entry in {field} of that policy",
             detail=f"{leads}denied by {entry_text(names, ranges, rule.ports)} in {field}",
         )
+        denied.tell(rule.message)
         denied.is_firm = rule.is_firm
         denied.policy = rule.policy
         if names:  # the most specific
@@ -71,13 +72,18 @@ class DestinationPolicy:
     """
 
     __slots__ = (
-        "_allow", "_allowed", "_deny", "_deny_backends", "_firm_allow", "_sources", "_withheld", "denies",
+        "_allow", "_allowed", "_deny", "_deny_backends", "_firm_allow", "_message", "_sources", "_withheld", "denies",
         "is_delegated", "is_firm", "lists",
     )  # fmt: skip
 
     def __init__(self, spec: DestinationsIR, sources: Sequence[str] = ()) -> None:
         listed = spec.listed or (("",),) * len(spec.allow)
-        self._allow = tuple(_Entries(group, names[0]) for group, names in zip(spec.allow, listed, strict=True))
+        messages = spec.messages or ("",) * len(spec.allow)
+        self._allow = tuple(
+            _Entries(group, names[0], message)
+            for group, names, message in zip(spec.allow, listed, messages, strict=True)
+        )
+        self._message = spec.message
         names = list(dict.fromkeys(chain.from_iterable(spec.listed)))
         #: For operators: whose lists are for the client, where these are several.
         self.lists = f"the policies with destinations.allow for this client are {', '.join(names)}" if names[1:] else ""
@@ -145,6 +151,7 @@ class DestinationPolicy:
                 return self._for_operators(denied, authority)
             message = f"{authority.host} is not allowed: no policy with destinations.allow is for this client"
             denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, remedy=_remedy(authority))
+            denied.tell(self._message)
             return self._for_operators(denied, authority)
         denied = self._outside(authority, self._allow[self._firm_allow :])
         if denied is not None:
@@ -169,7 +176,7 @@ class DestinationPolicy:
         for group in groups:
             if group.find(authority) is None:
                 policy = group.policy or (self._sources[0] if self._sources else "-")
-                return self._not_allowed(authority, policy, is_port_alone=group.names(authority))
+                return self._not_allowed(authority, policy, group.message, is_port_alone=group.names(authority))
         return None
 
     def sni_check(self, authority: Authority) -> SniCheck:
@@ -196,11 +203,14 @@ class DestinationPolicy:
         found = (group.find(authority) for group in self._allow)
         return tuple(rule for rule in found if rule is not None)
 
-    def _not_allowed(self, authority: Authority, policy: str, *, is_port_alone: bool = False) -> Denied:
+    def _not_allowed(
+        self, authority: Authority, policy: str, message_of_policy: str, *, is_port_alone: bool = False
+    ) -> Denied:
         """The error, with what to add. `is_port_alone`: on another port it would be allowed."""
         where = f"on port {authority.port} " if is_port_alone else ""
         message, rule = f"{authority.host} is not allowed {where}by policy {policy}", f"EgressPolicy {policy}"
         denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=rule, remedy=_remedy(authority))
+        denied.tell(message_of_policy)
         denied.policy = policy
         return self._for_operators(denied, authority)
 
@@ -217,7 +227,7 @@ class DestinationPolicy:
         """The error where `is_delegated` and a route does not name the destination."""
         denied = self.decide_firm(authority)
         if denied is None:
-            denied = self._not_allowed(authority, self._allow[0].policy or "-")
+            denied = self._not_allowed(authority, self._allow[0].policy or "-", self._allow[0].message)
             denied.remedy = "add the host to hostnames of the route, or to destinations.allow of the Gateway's owner"
             denied.detail = _DELEGATED
         return denied
@@ -226,11 +236,12 @@ class DestinationPolicy:
 class _Entries:
     """The entries of one list, found by host or by address."""
 
-    __slots__ = ("_hosts", "_networks", "policy")
+    __slots__ = ("_hosts", "_networks", "message", "policy")
 
-    def __init__(self, rules: Iterable[DestinationRule], policy: str = "") -> None:
+    def __init__(self, rules: Iterable[DestinationRule], policy: str = "", message: str = "") -> None:
         self._hosts: HostMap[list[DestinationRule]] = HostMap()
         self._networks: list[tuple[Network, DestinationRule]] = []
+        self.message = message  # for clients that the list leaves out
         self.policy = policy  # a policy with the list; "": the first entry's
         for rule in rules:
             self.policy = self.policy or rule.policy

@@ -136,8 +136,8 @@ class AddressPolicy:
     """
 
     __slots__ = (
-        "_allow", "_closed", "_closed_names", "_known", "_known_addresses", "_latest", "_own", "_owner", "_reported",
-        "_reported_names", "_rule", "reports",
+        "_allow", "_closed", "_closed_names", "_known", "_known_addresses", "_latest", "_message", "_own", "_owner",
+        "_reported", "_reported_names", "_rule", "reports",
     )  # fmt: skip
 
     def __init__(self, spec: AddressesIR, own: OwnSockets = NO_SOCKETS) -> None:
@@ -146,6 +146,7 @@ class AddressPolicy:
         #: Whether mode Report lets denied ranges or names pass; otherwise `would_deny` need not be called.
         self.reports = any(each.reports for each in spec.deny) or any(each.reports for each in spec.denied_names)
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
+        self._message = spec.message
         self._own = own
         self._owner = spec.owner
         self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}
@@ -299,6 +300,7 @@ class AddressPolicy:
             remedy=closing.remedy,
             detail=closing.detail,
         )
+        denied.tell(closing.message)
         denied.policy, denied.entry = closing.policy, closing.entry
         return denied
 
@@ -319,6 +321,7 @@ class AddressPolicy:
             remedy=self._remedy(host, addresses, kinds, first),
             detail=detail,
         )
+        denied.tell(first.message if first is not None else self._message)
         denied.policy = first.policy if first is not None else self._rule.removeprefix("EgressPolicy ")
         denied.entry = first.entry if first is not None else "-"
         return denied

@@ -29,7 +29,7 @@ _MAPPED = IPv6Network("::ffff:0:0/96")
 @dataclass(frozen=True, slots=True)
 class Closing:
     """Why an address is closed. `kind` names none, and may be shown to a client; `detail` is for the log. Denials are
-    counted by `entry`, the denied range or name; "-": outside `only`.
+    counted by `entry`, the denied range or name; "-": outside `only`. `message` is the operator's text for clients.
     """
 
     policy: str
@@ -37,6 +37,7 @@ class Closing:
     remedy: str
     detail: str
     entry: str = "-"
+    message: str = ""
 
 
 class ClosedRanges:
@@ -64,6 +65,7 @@ class ClosedRanges:
                         f"remove or narrow its range in {denial.field} of that policy",
                         f"denied by {entry} in {denial.field} of EgressPolicy {denial.policy}",
                         str(network),
+                        denial.message,
                     )
         return None
 
@@ -74,7 +76,8 @@ class ClosedRanges:
             if not all(any(True for _ in table.find(each)) for each in spellings):
                 where = f"not in addresses.only of policy {bound.policy}"
                 remedy = "add its range to addresses.only of that policy"
-                return Closing(bound.policy, where, remedy, f"not in addresses.only of EgressPolicy {bound.policy}")
+                detail = f"not in addresses.only of EgressPolicy {bound.policy}"
+                return Closing(bound.policy, where, remedy, detail, message=bound.message)
         return None
 
 
@@ -131,6 +134,7 @@ class ClosedNames:
                         f"leads through {name}, denied by {entry_text((pattern,), (), denial.ports)} in "
                         f"destinations.deny of EgressPolicy {policy}",
                         pattern,
+                        denial.message,
                     )
         return None
 

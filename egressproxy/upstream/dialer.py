@@ -24,6 +24,7 @@ from egressproxy.net.poller import ENDED, WRITABLE, Poller
 from egressproxy.net.process import descriptors_for_traffic
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.watched_socket import Socket
+from egressproxy.upstream.source_address import SourceAddress, SourceUnusable
 
 #: RFC 8305 section 5, the recommended Connection Attempt Delay.
 STAGGER_S: Final = 0.25
@@ -76,7 +77,12 @@ class Dials(Protocol):
     """Whatever opens connections: the Dialer, or what stands in for it."""
 
     def dial(
-        self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float
+        self,
+        endpoints: Sequence[_Target],
+        protocol_factory: Callable[[], P],
+        *,
+        timeout_s: float,
+        source: SourceAddress | None = None,
     ) -> PendingDial[P]:
         """See Dialer.dial."""
 
@@ -94,9 +100,17 @@ class Dialer:
         self._descriptors = 0  # as many as connections may have, and until when that is believed (monotonic seconds)
         self._descriptors_until = 0.0
 
-    def dial(self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float) -> Dial[P]:
+    def dial(
+        self,
+        endpoints: Sequence[_Target],
+        protocol_factory: Callable[[], P],
+        *,
+        timeout_s: float,
+        source: SourceAddress | None = None,
+    ) -> Dial[P]:
         """Connect to the first of these (address, port) that answers, in this order; 0 seconds is no limit.
 
+        `source`: where it goes out from; an address that cannot be reached from there is not tried.
         Of more than MAX_TRIED addresses, the order begins where the last dial for the same set ended.
         The future gives the transport, its protocol, and the (address, port) that answered. It raises UpstreamFault:
         CONNECT_REFUSED or CONNECT_FAILED (503), CONNECT_TIMEOUT (504), all safe to retry. Messages contain no address,
@@ -115,7 +129,7 @@ class Dialer:
             self._descriptors = descriptors_for_traffic()
             self._descriptors_until = now + LOOK_S
         patience_s = timeout_s / 2 if timeout_s > 0 else PATIENCE_S
-        dial = Dial(self, self._poller, self._descriptors, endpoints, protocol_factory, patience_s, beginning)
+        dial = Dial(self, self._poller, self._descriptors, endpoints, protocol_factory, patience_s, beginning, source)
         dial.try_next()
         if timeout_s > 0 and not dial.done():
             if not self._is_looking:
@@ -157,7 +171,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
 
     __slots__ = (
         "_beginning", "_descriptors", "_dialer", "_factory", "_failures", "_makes_way_at", "_next", "_patience_s",
-        "_poller", "_stagger", "_targets", "_tried", "_trying",
+        "_poller", "_source", "_stagger", "_targets", "_tried", "_trying",
     )  # fmt: skip
 
     def __init__(
@@ -169,6 +183,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         factory: Callable[[], P],
         patience_s: float,
         beginning: tuple[int, int] | None,
+        source: SourceAddress | None,
     ) -> None:  # fmt: skip
         super().__init__()
         self._dialer = dialer
@@ -178,6 +193,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         self._factory = factory
         self._patience_s = patience_s
         self._beginning = beginning  # where only some of the addresses are tried: their set, and which is the first
+        self._source = source
         self._next = 0
         self._tried = 0
         self._makes_way_at = 0.0  # on the loop's clock: when so many are silent that none may be added
@@ -230,12 +246,15 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
     def _try(self, target: _Target) -> None:
         address, port = target
         text = text_of(address)
-        sock = Socket(_INET6 if ":" in text else _INET, _STREAM)
+        is_ipv6 = ":" in text
+        sock = Socket(_INET6 if is_ipv6 else _INET, _STREAM)
         try:
             fd = sock.fileno()
             if fd >= self._descriptors:  # the rest is for the admin address, among others
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             sock.setsockopt(_IPPROTO_TCP, _TCP_NODELAY, 1)
+            if self._source is not None:
+                self._source.bind(sock, is_ipv6=is_ipv6)
             place = text, port  # an address, which is not looked up; never a name
             code = sock.connect_ex(place)
             if code != 0 and code != _IN_PROGRESS:
@@ -306,6 +325,9 @@ def _fault(failures: Sequence[tuple[_Target, OSError]]) -> UpstreamFault:
         reason, status, message = Reason.CONNECT_TIMEOUT, 504, "the upstream did not answer a connection in time"
     elif errno.ECONNREFUSED in codes:
         reason, status, message = Reason.CONNECT_REFUSED, 503, "the upstream refused the connection"
+    elif failures and all(isinstance(error, SourceUnusable) for _, error in failures):
+        message = "the upstream cannot be reached from the source address of the configuration"
+        reason, status = Reason.CONNECT_FAILED, 503
     else:
         reason, status, message = Reason.CONNECT_FAILED, 503, "no connection to the upstream could be made"
     return UpstreamFault(reason, message, status=status, retry=RetrySafety.SAFE, detail=detail)

@@ -137,6 +137,24 @@ def check(manifest: dict[str, Any], section: str = "") -> bool:
 
 #: What no example has, so that each field has a place.
 SEEDS = """
+kind: Backend
+spec:
+  destination:
+    type: Failover
+    failover: {endpoints: [{backendRef: {group: egressproxy.io, kind: Backend, name: x}, modelAliases: {a: b}}]}
+---
+kind: Backend
+spec: {destination: {type: Ip, ip: {address: 192.0.2.1}}, sourceAddress: {addresses: [192.0.2.1], interface: eth0}}
+---
+kind: EgressPolicy
+spec: {targetRefs: [], sourceAddress: {addresses: [192.0.2.1], interface: eth0}}
+---
+kind: Backend
+spec: {destination: {type: Ip, ip: {address: 192.0.2.1}}, sourceAddress: {pool: [192.0.2.1]}}
+---
+kind: EgressPolicy
+spec: {targetRefs: [], sourceAddress: {pool: [192.0.2.1]}}
+---
 kind: PayloadProcessingPipeline
 spec: {processors: [{name: x, backendRefs: [{name: y, port: 1}]}]}
 ---

@@ -13,11 +13,13 @@ import pytest
 
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.backends.model_field import find_model, with_model
+from egressproxy.ai.filters.tool_pins import ToolPin, ToolPins, ToolPinsConfig
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.ai.translation.translator import ResponseTranslator, translate_request
-from egressproxy.filters import Phase
+from egressproxy.filters import FilterContext, Phase
 from egressproxy.filters.testing import FilterHarness
 from egressproxy.model.work import Work, at_once
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.support.steps import longest_part, longest_step, pieces
 
 #: Units of some two milliseconds. What is known to be atomic (reading one long string, freeing what was read) is below.
@@ -163,6 +165,30 @@ def test_no_answer_keeps_the_loop(kind: str, shape: str):
     media_type, path, body = ANSWERS[shape]
     cut = [body] if media_type == JSON else pieces(body)
     assert longest_step(harness(kind), cut, media_type, path=path, is_answer=True, most=MOST) < MOST
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [("x" * 3_000_000, {})],
+        [("é\u200d" * 500_000, {})],
+        [("a b", {})] * 3_000,
+        [("", {str(number): {"a": "b"} for number in range(6_000)})],
+    ],
+    ids=["long", "joiners", "many", "schema"],
+)
+def test_no_list_of_tools_keeps_the_loop(tools: list[tuple[str, Any]]):
+    config = ToolPinsConfig(tools=(ToolPin("0", f"sha256:{'0' * 64}"),))
+    meter = FilterMeter(FilterMetrics(), "pins", "egressproxy.io/ToolPins:v1")
+    context = FilterContext(config, {}, "pins", "Backend agents/a", "Backend agents/a", meter=meter)
+    listed = [{"name": str(at), "description": each[0], "inputSchema": each[1]} for at, each in enumerate(tools)]
+
+    def judging() -> Work[None]:
+        pins = ToolPins(config, context)
+        for tool in listed:
+            yield from pins.judging(tool, "agents/a", None)
+
+    assert longest_part(judging, MOST) < MOST
 
 
 @pytest.mark.parametrize("said", [["hi <EMAIL_1>"] * 12_000, ["some words <EMAIL_1> " * 40_000]], ids=["many", "long"])

@@ -186,7 +186,12 @@ class MemoryDialer:
         self.dials: list[Dial] = []
 
     def dial(
-        self, endpoints: Sequence[tuple[IPAddress, int]], factory: Callable[[], asyncio.Protocol], *, timeout_s: float
+        self,
+        endpoints: Sequence[tuple[IPAddress, int]],
+        factory: Callable[[], asyncio.Protocol],
+        *,
+        timeout_s: float,
+        source: Any = None,
     ) -> asyncio.Future[Any]:
         self.dials.append(Dial(endpoints, factory))
         return self.dials[-1].future
@@ -200,7 +205,7 @@ class SocketDialer:
         self.dials: list[Dial] = []
         self.port = 0
 
-    def dial(self, endpoints: Any, protocol_factory: Any, *, timeout_s: float) -> Any:
+    def dial(self, endpoints: Any, protocol_factory: Any, *, timeout_s: float, source: Any = None) -> Any:
         self.dials.append(Dial(endpoints, protocol_factory))
         return self.dialer.dial([(IPv4Address("127.0.0.1"), self.port)], protocol_factory, timeout_s=timeout_s)
 

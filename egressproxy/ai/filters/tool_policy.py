@@ -7,7 +7,8 @@ In chat APIs denied tools are removed from requests, and a response that calls o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Annotated, Any, Final, Literal
 
@@ -19,6 +20,7 @@ from egressproxy.ai.apis.request import AiRequest
 from egressproxy.ai.apis.shared import answer_view, operation, request_view, status_of_unseen, view_ahead
 from egressproxy.ai.apis.streams import SLICE, framing_of
 from egressproxy.ai.content.body_kinds import media_type_of
+from egressproxy.ai.filters.tool_pins import LISTED_TOOLS, ListedTools, ToolPins, ToolPinsConfig, file_problem
 from egressproxy.ai.filters.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.ai.filters.tool_streams import ToolStream
 from egressproxy.errors import Reason
@@ -28,7 +30,7 @@ from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.strict_json import OtherSpelling, Unreadable
-from egressproxy.model.work import Work, at_once
+from egressproxy.model.work import Work
 from egressproxy.net.cooperative import run
 
 #: JSON-RPC 2.0 section 5.1. Source: Model Context Protocol, Server Features, Tools: that of an unknown tool.
@@ -102,7 +104,7 @@ class ToolPolicy(Filter):
 
     decodes = True
 
-    def __init__(self, context: FilterContext) -> None:
+    def __init__(self, context: FilterContext, pins: ToolPins | None = None) -> None:
         config: ToolPolicyConfig = context.config
         self._name = context.name
         self._source = context.source
@@ -115,7 +117,8 @@ class ToolPolicy(Filter):
         self._denied = context.meter.counter(
             "egress_tool_denials", "What ToolPolicy has denied, or taken out of lists.", ("kind", "action")
         )
-        self.runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+        self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+        self._pins = pins
 
     # --- requests ----------------------------------------------------------------------------------------------------
     def request_headers(self, exchange: Exchange) -> None:
@@ -123,6 +126,10 @@ class ToolPolicy(Filter):
         if (exchange.is_tunnel or exchange.request.upgrade) and self._denies_unreadable:
             what = "a tunnel" if exchange.is_tunnel else "an upgraded connection"
             raise self._refusal(f"what is said in {what} cannot be looked at", status_of_unseen(exchange))
+
+    def backend_request(self, exchange: Exchange) -> None:
+        """`request_headers` for one attempt."""
+        self.request_headers(exchange)
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """Requests whole, with any Content-Type, since a server may read them as JSON anyway. Raises Rejected (502)
@@ -193,7 +200,7 @@ class ToolPolicy(Filter):
         for message in messages:
             yield
             try:
-                self._judge_rpc(message)
+                self._judge_rpc(message, exchange.backend)
                 denials.append("")
             except _Denial as denial:
                 denials.append(str(denial))
@@ -216,7 +223,7 @@ class ToolPolicy(Filter):
         about = {"reason": Reason.FILTER_REJECTED.value, "rule": self._source}
         return {"jsonrpc": "2.0", "id": ident, "error": {"code": INVALID_PARAMS, "message": denial, "data": about}}
 
-    def _judge_rpc(self, message: Any) -> None:
+    def _judge_rpc(self, message: Any, backend: str) -> None:
         """Raises _Denial."""
         if type(message) is not dict:
             raise self._denial("message", "a message that is no object")
@@ -228,6 +235,10 @@ class ToolPolicy(Filter):
             arguments = params.get("arguments", {}) if type(params) is dict else {}
             if type(name) is not str or not self._tools.allows(name, {} if arguments is None else arguments):
                 raise self._denial("tool", f"tool {_shown(name)}", is_about_arguments=self._is_known(name))
+            why = self._pins.refusal(name, backend) if self._pins is not None else ""
+            if why:
+                self._denied.add(1, "tool", "denied")
+                raise _Denial(f"filter {self._name}: tool {_shown(name)} {why}")
         elif method in _OF_RESOURCES:
             uri = in_object(params, "uri")
             if not self._resources.allows(uri):
@@ -305,7 +316,7 @@ class ToolPolicy(Filter):
                         framing,
                         self._judge,
                         self._tools.asks_arguments,
-                        self._shorten,
+                        partial(self._shortening, exchange.backend, exchange.state.get(LISTED_TOOLS)),
                         is_lenient=not self._denies_unreadable,
                     )
                     exchange.keep(self._stream, stream)
@@ -325,7 +336,7 @@ class ToolPolicy(Filter):
         if fault:
             raise OtherSpelling(fault)
         if is_rpc:
-            yield from self._shortening(answer)
+            yield from self._shortening(exchange.backend, exchange.state.get(LISTED_TOOLS), answer)
         elif b'"name"' in data.lower() or b"\\u" in data:  # as every call has it
             for call in (yield from answer.finding_calls()):
                 self._judge_call(call)
@@ -344,20 +355,22 @@ class ToolPolicy(Filter):
             how = " with these arguments" if self._tools.may_be_offered(name) else ""
             raise self._refusal(f"the model calls tool {_shown(name)}, which is not allowed{how}")
 
-    def _shorten(self, message: JsonMessage) -> None:
+    def _shortening(self, backend: str, tools_of_rule: ListedTools | None, message: JsonMessage) -> Work[None]:
         """Remove denied entries from the lists of an MCP message or batch."""
-        at_once(self._shortening(message))
-
-    def _shortening(self, message: JsonMessage) -> Work[None]:
         for path, result in _results(message.value):
             for key, member in _LISTS:
                 listed = result.get(key)
                 if type(listed) is not list:
                     continue
+                pins = self._pins if key == "tools" else None
+                if pins is not None:
+                    yield from pins.learning(result, backend)
                 kept = []
                 for each in listed:
                     yield
-                    if self._may_be_shown(key, in_object(each, member)):
+                    if not self._may_be_shown(key, in_object(each, member)):
+                        continue
+                    if pins is None or (yield from pins.judging(each, backend, tools_of_rule)):
                         kept.append(each)
                 if len(kept) < len(listed):
                     self._denied.add(len(listed) - len(kept), key.removesuffix("s"), "withheld")
@@ -406,4 +419,25 @@ TOOL_POLICY = FilterType(
     build=ToolPolicy,
     also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
     summary="Says which tools may be offered and called, with which arguments; of MCP resources and prompts, too.",
+)
+
+
+def pinned_tools(context: FilterContext) -> ToolPolicy:
+    """A ToolPolicy of the pins of one server. Raises ValueError where it is for several, and UnusableReference."""
+    config: ToolPinsConfig = context.config
+    if context.scope.partition(" ")[0] in ("Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute"):
+        raise ValueError("pins are for one server: write the filter in `extensions` of its Backend, or in its policy")
+    rules = ToolPolicyConfig(Tools(), unreadable=config.unreadable, max_body_bytes=config.max_body_bytes)
+    return ToolPolicy(replace(context, config=rules), ToolPins(config, context))
+
+
+TOOL_PINS = FilterType(
+    name="egressproxy.io/ToolPins:v1",
+    phases=frozenset((Phase.BACKEND_REQUEST,)),
+    config_model=ToolPinsConfig,
+    build=pinned_tools,
+    also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
+    summary="Pins the tools of an MCP server by the hashes of their definitions, and tells what changes.",
+    machine_field=lambda config: "learnFile" if config.learn_file is not None else "",
+    machine_problem=file_problem,
 )

@@ -69,8 +69,8 @@ class _OpenCall:
 
 class ToolStream:
     """One stream. `judge(name, arguments)` raises for a call that is not allowed, `asks(name)` says whether arguments
-    decide, `shorten(message)` takes out of a message of MCP what must not be shown. One that `is_lenient` lets pass
-    what is no JSON with one meaning, and all that follows a broken framing.
+    decide, `shorten(message)` takes out of a message of MCP what must not be shown, in turns. One that `is_lenient`
+    lets pass what is no JSON with one meaning, and all that follows a broken framing.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class ToolStream:
         framing: Framing,
         judge: Callable[[str, Any], None],
         asks: Callable[[str], bool],
-        shorten: Callable[[JsonMessage], None],
+        shorten: Callable[[JsonMessage], Work[None]],
         *,
         is_lenient: bool = False,
     ) -> None:
@@ -104,12 +104,11 @@ class ToolStream:
         """Bytes of the event that has not ended, and of those that wait for the end of a call."""
         return self._framing.held + self._held_size
 
-    def feed(self, data: bytes, *, is_last: bool) -> bytes:
-        """What is sent for these bytes. Raises what `judge` raises, and Unreadable."""
+    def _feed(self, data: bytes, *, is_last: bool) -> Work[bytes]:
         if self._fault is not None:
             raise self._fault
         try:
-            self._take_all(data)
+            yield from self._take_all(data)
         except GatewayError as fault:
             if is_last or self._is_holding or not self._held:
                 raise
@@ -117,7 +116,7 @@ class ToolStream:
         if is_last:
             rest = None if self._is_broken else self._framing.rest()
             if rest is not None and not _is_cut(rest):
-                self._take(rest)
+                yield from self._take(rest)
             self._end(None)
         if self._is_holding:
             if self._held_size > MAX_HELD:
@@ -127,17 +126,17 @@ class ToolStream:
         return made
 
     def feeding(self, data: bytes, *, is_last: bool) -> Work[bytes]:
-        """`feed` in turns."""
+        """What is sent for these bytes, in turns. Raises what `judge` raises, and Unreadable."""
         made, left = list[bytes](), len(data)
         for piece in sliced(data):
             left -= len(piece)
-            made.append(self.feed(piece, is_last=is_last and not left))
+            made.append((yield from self._feed(piece, is_last=is_last and not left)))
             if self._fault is not None and not is_last:
                 break  # what came before is sent first
             yield
         return b"".join(made)
 
-    def _take_all(self, data: bytes) -> None:
+    def _take_all(self, data: bytes) -> Work[None]:
         if self._is_broken:
             self._held.append(data)
             return
@@ -150,12 +149,12 @@ class ToolStream:
             self._is_broken = True
             frames, rest = broken.frames, broken.rest
         for frame in frames:
-            self._take(frame)
+            yield from self._take(frame)
         if self._is_broken:
             self._end(None)  # what follows is not looked at, and no call is whole later
             self._held.append(rest)
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> Work[None]:
         payload = None
         if frame.payload and frame.payload != b"[DONE]":
             try:
@@ -173,7 +172,7 @@ class ToolStream:
                 raise OtherSpelling(fault)
             if is_rpc:
                 message = JsonMessage(frame.payload, value)
-                self._shorten(message)
+                yield from self._shorten(message)
                 payload = message.body() if message.is_changed else None
             elif type(value) is dict:
                 self._look(value)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final
 
+from egressproxy.ai.filters.tool_pins import LISTED_TOOLS, ListedTools
 from egressproxy.ai.mcp.call import McpCall
 from egressproxy.ai.mcp.json_rpc import read_rpc
 from egressproxy.ai.mcp.sessions import McpSessions
@@ -36,6 +37,7 @@ REQUESTS: Final = ExtensionIR(
 )
 PATH: Final = ExtensionIR("mcp-path", "egressproxy.io/McpPath:v1", Phase.BACKEND_REQUEST.value, -(10**9), pre_auth=True)
 _URL_REWRITE: Final = "egressproxy.io/UrlRewrite:v1"
+_TOOL_PINS: Final = "egressproxy.io/ToolPins:v1"
 
 
 class McpRequests(Filter):
@@ -54,6 +56,7 @@ class McpRequests(Filter):
         calls: McpCalls,
         *,
         speaks_others: bool,
+        listed_tools: ListedTools | None = None,
     ) -> None:
         self._route = route
         self._sessions = sessions
@@ -61,12 +64,15 @@ class McpRequests(Filter):
         #: The versions of all backends; none if a backend names no version, since that one decides for itself.
         self._supported = () if speaks_others else tuple(dict.fromkeys(versions.values()))
         self._calls = calls
+        self._listed_tools = listed_tools
 
     def request_headers(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Raises BadRequest: 400 for another revision or more than one session id, 404 for an unknown session."""
         if exchange.is_tunnel:
             return None
         call = McpCall.begin(exchange, self._supported)
+        if self._listed_tools is not None:
+            exchange.keep(LISTED_TOOLS, self._listed_tools)
         if exchange.method == b"POST" and exchange.request.body != 0 and is_json(exchange):
             return self._look(exchange, call)
         self._check(exchange, call)
@@ -132,17 +138,28 @@ class McpRules(RuleProduct):
 
     def attach(self, rule: BuiltRule) -> tuple[OwnFilter, McpSessions]:
         sessions = McpSessions(rule.name, rule.session_key, rule.backends, rule.sessions)
-        own = requests_filter(rule.name, sessions, rule.backends, rule.metrics.mcp_calls)
+        listed_tools = ListedTools() if sum(map(_pins_tools, rule.spec.backends)) > 1 else None
+        own = requests_filter(rule.name, sessions, rule.backends, rule.metrics.mcp_calls, listed_tools)
         return OwnFilter(REQUESTS, own, MARK), sessions
 
 
 def requests_filter(
-    route: str, sessions: McpSessions, backends: Sequence[RouteBackend], calls: McpCalls
+    route: str,
+    sessions: McpSessions,
+    backends: Sequence[RouteBackend],
+    calls: McpCalls,
+    listed_tools: ListedTools | None = None,
 ) -> McpRequests:
     """The filter that looks at the requests of a rule with these backends."""
     usable = [(each, each.cluster.spec.backend) for each in backends if each.cluster is not None]
     versions = {each: ir.mcp.version for each, ir in usable if ir.mcp is not None and ir.mcp.version}
-    return McpRequests(route, sessions, versions, calls, speaks_others=len(versions) < len(usable))
+    speaks_others = len(versions) < len(usable)
+    return McpRequests(route, sessions, versions, calls, speaks_others=speaks_others, listed_tools=listed_tools)
+
+
+def _pins_tools(weighted: WeightedBackend) -> bool:
+    """Whether a ToolPins of this backend looks at the tools that it lists."""
+    return any((spec.implementation or spec.type) == _TOOL_PINS for spec in weighted.extensions)
 
 
 def path_filter(rule: HttpRuleIR, weighted: WeightedBackend) -> OwnFilter | None:

@@ -140,7 +140,7 @@ class _Run:
         self.filter_types = FilterTypes(resources, catalog, self.references, self._classes.types)
         self._extensions = ExtensionCompiler(catalog, self.filter_types, self.references)
         self._pipelines = Pipelines(resources, self.references, self._extensions)
-        self._policies = PolicyAttachments(resources, self.references, self._tls_policies)
+        self._policies = PolicyAttachments(resources, self.references, self._tls_policies, defaults.why_unusable)
         self._policy_filters = PolicyFilters(self._extensions, self._policies.access)
         self._services = Services(resources, self._tls_policies)
         self._backends = BackendCompiler(
@@ -183,7 +183,13 @@ class _Run:
         self._check_calls()
         # Reads every Backend, used or not, so that each has its status and its load errors are found.
         self._statuses.update(
-            backend_statuses(self._resources, self._backends, self._extensions.faults, self._generations)
+            backend_statuses(
+                self._resources,
+                self._backends,
+                self._extensions.faults,
+                self._generations,
+                self._defaults.why_unusable,
+            )
         )
         for source in (*self._resources.of(Backend), *self._policies.objects):
             self._note_same_names(source)

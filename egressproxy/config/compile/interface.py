@@ -124,9 +124,10 @@ class Defaults:
 
     `bind_addresses` are IP literals and networks (see `addresses`) for Gateways without `spec.addresses`.
     `check_pattern` raises ValueError for a regular expression that the data plane does not accept; the default accepts
-    all. `why_unusable` returns why this machine cannot bind an IP address, "" if it can. `can_take_any_certificate`
-    returns whether a TLS server can accept clients with invalid certificates (GEP-91 AllowInsecureFallback). `denials`
-    returns for a policy the function that says why it denies a backend for all clients; the default denies nothing.
+    all. `why_unusable` returns why this machine cannot bind an IP address, or has no such interface, "" if it can.
+    `can_take_any_certificate` returns whether a TLS server can accept clients with invalid certificates (GEP-91
+    AllowInsecureFallback). `denials` returns for a policy the function that says why it denies a backend for all
+    clients; the default denies nothing.
     `system_roots` is the mark of the system's CA certificates. `unbound` are the addresses and ports that could not be
     bound, with reasons; a cluster's listeners there are not served. `gateway_namespaces` limits the namespaces whose
     Gateways and ListenerSets are read from a cluster; empty: all.

@@ -8,6 +8,7 @@ GEP-4894, the AI Gateway working group's egress proposal, BackendTLSPolicy of Ga
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
 from egressproxy.config.resources.destination import BackendDestination, BackendTls
 from egressproxy.config.resources.extension import Extension
@@ -15,6 +16,7 @@ from egressproxy.config.resources.meta import GATEWAY_GROUP, OUR_GROUP, Model, R
 from egressproxy.config.resources.object_references import PolicyTargetReference
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns
+from egressproxy.config.resources.source_address import SourceAddress
 from egressproxy.config.resources.values import Name, RefusedValue, check_unique
 from egressproxy.config.resources.x_backend import BackendTlsValidation, XBackend, XBackendSpec
 
@@ -56,9 +58,11 @@ class DestinationSpec(Model):
 
     def model_post_init(self, context: Any) -> None:
         if self.destination.type == "Failover":
-            for name in ("tls", "extensions", "region", "resolver", "parent"):
+            for name in ("tls", "extensions", "region", "resolver", "parent", "source_address"):
                 if getattr(self, name, None):
-                    raise RefusedValue(f"{name} does not belong to type Failover", "write it at the endpoints")
+                    raise RefusedValue(
+                        f"{to_camel(name)} does not belong to type Failover", "write it at the endpoints"
+                    )
         fqdn = self.destination.fqdn
         fields = {
             "spec.tls": self.tls,
@@ -77,6 +81,8 @@ class BackendSpec(DestinationSpec):
     """DNS settings for the backend's name, as `dns` of a policy."""
     parent: BackendParent | None = None
     """The proxy to this backend."""
+    source_address: SourceAddress | None = None
+    """The source of connections to this backend."""
 
 
 class Backend(Resource, group=OUR_GROUP, kind="Backend", versions=("v1alpha1",)):

@@ -11,12 +11,14 @@ from egressproxy.config.resources.limits import Limits
 from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import ObjectReference, PolicyTargetReference, SecretObjectReference
 from egressproxy.config.resources.parent import BackendParent
+from egressproxy.config.resources.source_address import SourceAddress
 from egressproxy.config.resources.traffic import Traffic
 from egressproxy.config.resources.values import (
     NOT_NULL,
     Address,
     Bool,
     Cidr,
+    ClientText,
     Duration,
     Label,
     Name,
@@ -46,6 +48,10 @@ class DestinationEntry(Model):
     sni: SniCheck = SniCheck.MATCH
     """Match: the SNI in a tunnel must equal the requested host. Any: the SNI may differ or be missing. For entries of
     `allow`.
+    """
+    message: ClientText | None = None
+    """The text for clients that the entry refuses, such as whom to ask. For entries of `deny`. Default: the policy's
+    `message`.
     """
 
     def model_post_init(self, context: Any) -> None:
@@ -82,12 +88,19 @@ class AddressRanges(Model):
     """Networks."""
 
 
+class DeniedAddressRanges(AddressRanges):
+    """Denied address ranges, for all names."""
+
+    message: ClientText | None = None
+    """The text for clients that the entry refuses. Default: the policy's `message`."""
+
+
 class Addresses(Model):
     """Address rules: `allow` adds non-public addresses, `deny` excludes addresses, `only` excludes all others."""
 
     allow: Annotated[tuple[AddressEntry, ...], NOT_NULL] = ()
     """Allowed addresses beside the public ones."""
-    deny: Annotated[tuple[AddressRanges, ...], NOT_NULL] = ()
+    deny: Annotated[tuple[DeniedAddressRanges, ...], NOT_NULL] = ()
     """Addresses that are never dialled, public or not."""
     only: Annotated[tuple[AddressRanges, ...] | None, NOT_NULL] = None
     """The only allowed addresses from DNS or from a client. An empty list refuses all."""
@@ -231,6 +244,10 @@ class EgressPolicySpec(Model):
     """Enforce (the default), Report (pass, count and log requests that `destinations` would refuse), or Open (allow all
     destinations that no `deny` names).
     """
+    message: ClientText | None = None
+    """The text for clients that `destinations` or `addresses` of this policy refuse, such as whom to ask: one line, up
+    to 256 characters. Every form of the refusal has it.
+    """
     destinations: Annotated[Destinations | None, NOT_NULL] = None
     """The destinations that clients may name, and denied destinations."""
     addresses: Annotated[Addresses | None, NOT_NULL] = None
@@ -239,6 +256,8 @@ class EgressPolicySpec(Model):
     """How names are resolved."""
     parent: Annotated[BackendParent | None, NOT_NULL] = None
     """The proxy for allowed destinations, and for Dynamic and Fqdn backends without a parent."""
+    source_address: Annotated[SourceAddress | None, NOT_NULL] = None
+    """The source of connections to backends, and to their parents, without their own."""
     tls: PolicyTls | None = None
     """The minimum for TLS to backends."""
     intercept: Intercept | None = None

@@ -262,6 +262,16 @@ def _timestamp(value: str) -> str:
     return value
 
 
+def _client_text(value: str) -> str:
+    """Text on one line that shows as it is written: no control, no direction of writing, no invisible character."""
+    if not value.isprintable() or value != value.strip():
+        raise RefusedValue(
+            "the text has a line break, an invisible character, or a blank at an end",
+            "write one line of plain text, such as: Ask #netops for access",
+        )
+    return value
+
+
 def _redacted(_value: SecretBytes) -> str:
     return base64.b64encode(b"redacted").decode()
 
@@ -345,6 +355,8 @@ Address = Annotated[
     PlainSerializer(str),
     text_schema(r"\[?[0-9A-Fa-f:.]+(%[^\s/]+)?\]?", 128, "192.0.2.1"),
 ]
+#: What an operator tells clients: up to 256 characters on one line.
+ClientText = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_client_text)]
 SecretValue = Annotated[
     SecretBytes,
     PlainValidator(_secret),

@@ -28,11 +28,17 @@ from egressproxy.gateway.backends.parent_selection import (
     parent_spec,
 )
 from egressproxy.gateway.backends.passive_health import PassiveHealth
-from egressproxy.gateway.backends.upstream_hosts import DialTarget, SharedConnections, UpstreamHost, UpstreamHosts
+from egressproxy.gateway.backends.upstream_hosts import (
+    DialTarget,
+    Partition,
+    SharedConnections,
+    UpstreamHost,
+    UpstreamHosts,
+    tenant_of_client,
+)
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
-from egressproxy.model.caller_identity import tenant_of
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.per_client_quota import client_of
+from egressproxy.model.per_client_quota import client_of, identity_of
 from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Deadline
@@ -74,6 +80,11 @@ class Cluster:
         self.opener = ConnectionOpener(spec, network, self.parent, is_parent=is_parent)
         self.checks: HealthChecks | None = None
         self._max_requests = spec.kept.max_requests
+        self._partition: Partition | None = None
+        if spec.is_per_identity:
+            self._partition = identity_of
+        elif spec.kept.is_per_tenant:
+            self._partition = tenant_of_client
         # A parent is asked in HTTP/1.
         self.speaks_http2_alone = spec.backend.protocol in HTTP_2_PROTOCOLS and not is_parent
         self._tunnels_only = self.speaks_http2_alone or is_socks(spec.backend.parent)
@@ -92,7 +103,7 @@ class Cluster:
             *_, first = self.parent.hops()
             first_name = first.fixed.name if first.fixed is not None else UNTRACKED
         self.targets = UpstreamHosts(
-            self.name, self.opener.resolver, network.wheel, first_name, is_per_tenant=spec.kept.is_per_tenant
+            self.name, self.opener.resolver, network.wheel, first_name, partition=self._partition
         )
         self.host_set: HostSet | None = host_set_of(spec, network, self.targets, self.endpoints)
         #: Whether it has no host set, and its targets are not behind a parent.
@@ -291,7 +302,7 @@ class Cluster:
         if self.speaks_http2_alone or (target.shared is not None and not needs_http_1):
             return await self._acquire_shared(exchange, target, connect)
         pool = target.pool
-        ticket: PoolTicket[Upstream] = PoolTicket(client_of(exchange), tenant_of(exchange.identity))
+        ticket: PoolTicket[Upstream] = PoolTicket(client_of(exchange), self._partition_of(exchange))
         if not is_overdue:
             idle = pool.take() or pool.take_kept(ticket)
             if idle is not None:
@@ -330,7 +341,7 @@ class Cluster:
             target.shared = None
         connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
         found.hand_over(connection)
-        ticket: PoolTicket[Upstream] = PoolTicket(client_of(exchange), tenant_of(exchange.identity))
+        ticket: PoolTicket[Upstream] = PoolTicket(client_of(exchange), self._partition_of(exchange))
         target.pool.count(ticket)
         return self._opened(target, ticket, connection, version)
 
@@ -354,13 +365,17 @@ class Cluster:
             connection.age.after(self.spec.kept.max_age_s)
         return connection
 
+    def _partition_of(self, exchange: Exchange) -> str:
+        """Whom a connection for this exchange serves alone; "-" where it may serve any."""
+        return "-" if self._partition is None else self._partition(exchange)
+
     def _shared(self, target: UpstreamHost) -> SharedConnections:
         if target.shared is None:
             # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
             from egressproxy.gateway.backends.http2_connections import Http2Connections, TenantConnections
 
             make = partial(Http2Connections, self.spec, target, self.network, self.opener, UPSTREAM_LIMITS)
-            target.shared = TenantConnections(make) if self.spec.kept.is_per_tenant else make()
+            target.shared = TenantConnections(make, self._partition) if self._partition is not None else make()
         return target.shared
 
     def _lost(self, target: UpstreamHost, client: str, connection: UpstreamConnection) -> None:

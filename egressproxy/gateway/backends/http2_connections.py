@@ -15,9 +15,8 @@ from egressproxy.errors import LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
-from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
+from egressproxy.gateway.backends.upstream_hosts import Partition, UpstreamHost
 from egressproxy.ir.backend import ConnectionIR
-from egressproxy.model.caller_identity import tenant_of
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.flow_control import peer_address
@@ -206,9 +205,12 @@ class Http2Connections:
 
 @dataclass(slots=True, eq=False, repr=False)
 class TenantConnections:
-    """The connections to one target, where each serves one tenant alone. `make`: those of a tenant without any."""
+    """The connections to one target, where each serves one tenant alone, or one of another `partition`. `make`: those
+    of a tenant without any.
+    """
 
     _make: Callable[[], Http2Connections]
+    _partition: Partition
     _of: dict[str, Http2Connections] = field(default_factory=dict)
     _room: int = LEAST
 
@@ -223,7 +225,7 @@ class TenantConnections:
         return self._of_tenant(exchange).adopt(parked, exchange, version)
 
     def _of_tenant(self, exchange: Exchange) -> Http2Connections:
-        tenant = tenant_of(exchange.identity)
+        tenant = self._partition(exchange)
         found = self._of.get(tenant)
         if found is None:
             if len(self._of) >= self._room:

@@ -41,6 +41,7 @@ from egressproxy.net.tls_failures import TlsExpectation, tls_fault
 from egressproxy.protocols.http1.writer import via_line
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import abandon
+from egressproxy.upstream.source_address import SourceChooser
 
 #: Their protocol is not ours to name, or has no name.
 NOT_HTTP: Final = (BackendProtocol.TCP, BackendProtocol.SOCKS5)
@@ -87,8 +88,8 @@ class ConnectionOpener:
     """Opens connections to a backend, under one set of DNS, address and TLS rules."""
 
     __slots__ = (
-        "_connect_s", "_is_operators", "_is_parent", "_network", "_parent", "_policy", "_policy_own", "resolver",
-        "reverse_check", "spec", "tls_failure", "who",
+        "_connect_s", "_is_operators", "_is_parent", "_network", "_parent", "_policy", "_policy_own", "_source",
+        "resolver", "reverse_check", "spec", "tls_failure", "who",
     )  # fmt: skip
 
     def __init__(self, spec: ConnectionIR, network: Network, parent: Parent | None, *, is_parent: bool = False) -> None:
@@ -106,6 +107,7 @@ class ConnectionOpener:
         self._policy = AddressPolicy(spec.addresses, network.own)
         self._policy_own = network.own
         self.reverse_check = spec.dns.reverse_check
+        self._source = SourceChooser(spec.source_address) if spec.source_address is not None else None
 
     async def open(
         self,
@@ -135,7 +137,8 @@ class ConnectionOpener:
             parked = await self._open_through_parent(exchange, target, connect)
         else:
             endpoints = await self._endpoints(exchange, target, connect)
-            dial = self._network.dialer.dial(endpoints, PendingProtocol, timeout_s=self._connect_s)
+            source = self._source.choose(identity_of(exchange)) if self._source is not None else None
+            dial = self._network.dialer.dial(endpoints, PendingProtocol, timeout_s=self._connect_s, source=source)
             try:
                 _, parked, _ = await dial
             except BaseException:

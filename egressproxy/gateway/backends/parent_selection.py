@@ -229,7 +229,8 @@ def direct_spec(spec: ConnectionIR) -> ConnectionIR:
 
 def parent_spec(spec: ConnectionIR) -> ConnectionIR:
     """The parent is reached under the same rules as the backend behind it, but that its name may lead into the network:
-    an operator wrote it, and such proxies stand inside. Not to this machine, to metadata, nor to what is denied.
+    an operator wrote it, and such proxies stand inside. Not to this machine, to metadata, nor to what is denied. Its
+    own source address goes before that of the backend.
     """
     parent = spec.backend.parent
     assert parent is not None
@@ -238,4 +239,5 @@ def parent_spec(spec: ConnectionIR) -> ConnectionIR:
         own = AddressAllowance(hostnames=(parent.hostname,))
         addresses = replace(addresses, allow=tuple((*group, own) for group in addresses.allow) or ((own,),))
     dns = spec.backend.parent_dns or spec.dns
-    return replace(spec, backend=parent, addresses=addresses, dns=dns, resilience=NO_RESILIENCE)
+    source = parent.source_address or spec.source_address
+    return replace(spec, backend=parent, addresses=addresses, dns=dns, resilience=NO_RESILIENCE, source_address=source)

@@ -31,7 +31,8 @@ FREED_TARGETS: Final = 64
 #: TLS sessions of all tenants and targets of a cluster, some kilobytes each: what is forgotten costs a handshake.
 MAX_SESSIONS: Final = 4096
 Key = tuple[str, int, bool]  # host, port, whether over TLS
-TenantSessions = Callable[[tuple[str, int], str], TlsResumption]  # by host and port, and tenant
+Partition = Callable[[Exchange], str]  # whom a connection serves alone
+TenantSessions = Callable[[tuple[str, int], Exchange], TlsResumption]  # by host and port, of the client's partition
 
 
 class HostMonitor(Protocol):
@@ -82,13 +83,13 @@ class DialTarget:
         self.monitor = monitor
         self.only = only
         self.resumption: TlsResumption | None = None  # each handshake is a whole one, unless `sessions` has some
-        self.sessions: TenantSessions | None = None  # in place of `resumption`, where tenants are kept apart
+        self.sessions: TenantSessions | None = None  # in place of `resumption`, where clients are kept apart
 
     def resumption_of(self, exchange: Exchange) -> TlsResumption | None:
         """What a handshake for this exchange may be resumed with; None for a whole one."""
         if self.sessions is None:
             return self.resumption
-        return self.sessions((self.host, self.port), tenant_of(exchange.identity))
+        return self.sessions((self.host, self.port), exchange)
 
 
 class SharedConnections(Protocol):
@@ -205,6 +206,11 @@ class UpstreamHost(DialTarget):
         self.pool.lost(connection)
 
 
+def tenant_of_client(exchange: Exchange) -> str:
+    """The tenant that a connection for this exchange serves."""
+    return tenant_of(exchange.identity)
+
+
 def backend_origin(host: str, port: int, tls: BackendTlsIR | None) -> BackendOrigin:
     """What backend-request filters are told of a destination."""
     names: tuple[str, ...] = ()
@@ -222,7 +228,7 @@ class UpstreamHosts:
     """The destinations of one cluster, each with its pool. `known` is for reading.
 
     `name` is that of the backend. `first_hop` is what is dialled for all of them where there is a parent: connections
-    are kept to its name. `is_per_tenant`: no connection and no TLS session serves several tenants.
+    are kept to its name. `partition`: no connection and no TLS session serves several of these; None: any.
     """
 
     __slots__ = (
@@ -237,14 +243,17 @@ class UpstreamHosts:
         wheel: TimerWheel,
         first_hop: DnsTrackedHost | None,
         *,
-        is_per_tenant: bool = False,
+        partition: Partition | None = None,
     ) -> None:
         self.known: dict[Key, UpstreamHost] = {}
         self._of_client: dict[str, dict[Key, UpstreamHost]] = {}  # of each client that has named some first
         self.is_retired = False
         self._name = name
-        self._new_pool: Callable[[str], Pool[Upstream]] = TenantPool if is_per_tenant else Pool
-        self._sessions: TenantSessions | None = lru_cache(MAX_SESSIONS)(_new_sessions) if is_per_tenant else None
+        self._new_pool: Callable[[str], Pool[Upstream]] = TenantPool if partition is not None else Pool
+        self._sessions: TenantSessions | None = None
+        if partition is not None:
+            kept = lru_cache(MAX_SESSIONS)(_new_sessions)
+            self._sessions = lambda place, exchange: kept(place, partition(exchange))
         self._resolver = resolver
         self._wheel = wheel
         self._first_hop = first_hop

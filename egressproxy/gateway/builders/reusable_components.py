@@ -102,6 +102,7 @@ class ReusableComponents:
         spec = ConnectionIR(
             weighted.backend, policy.dns, self._shared(policy.addresses), times.connect_s, times.tls_handshake_s,
             times.idle_s, policy.kept, policy.resilience, self.system_roots,
+            weighted.backend.source_address or policy.source_address,
         )  # fmt: skip
         found = self.clusters.get(spec)
         if found is None:

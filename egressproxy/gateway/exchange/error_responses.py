@@ -33,6 +33,10 @@ _EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n", b"\n\r")
 
 #: The methods of a resource (RFC 9110 section 10.2.1). CONNECT is none of them: it asks for a tunnel.
 ALLOW: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+#: The most characters of a message in the status phrase and in Proxy-Status; of a denial, which may have a policy's
+#: `message`, host and policy of any length.
+MAX_PHRASE: Final = 200
+MAX_DENIAL: Final = 1024
 #: RFC 9209 section 2.3: our reasons in the registry's words.
 PROXY_ERRORS: dict[Reason, str] = {
     Reason.ADDRESS_DENIED: "destination_ip_prohibited",
@@ -126,14 +130,15 @@ def answer_for(error: GatewayError, request_id: str, form: ErrorForm | None = No
     """
     denied = is_denial(error)
     message = error.message
-    phrase = safe_phrase(f"Denied: {message}" if denied and error.status == 403 else message)
+    longest = MAX_DENIAL if denied else MAX_PHRASE
+    phrase = safe_phrase(f"Denied: {message}" if denied and error.status == 403 else message, longest)
     kind = PROXY_ERRORS.get(error.reason)
     if kind is None:
         if error.source is FaultSource.DOWNSTREAM:
             kind = "http_request_error"
         else:
             kind = "http_request_denied" if denied else "proxy_internal_error"
-    quoted = json.dumps(safe_phrase(message).decode())
+    quoted = json.dumps(safe_phrase(message, longest).decode())
     proxy_status = f"egressproxy; error={kind}; details={quoted}".encode()
     about = _about(error, request_id)
     body = form.error(error, about, denied=denied) if form is not None else None

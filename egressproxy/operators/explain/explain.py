@@ -28,6 +28,7 @@ from egressproxy.ir.backend import BackendTlsIR, Destination
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.per_client_quota import identity_of
 from egressproxy.operators.explain import render
 from egressproxy.operators.explain.decision import Decision, decide
 from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest
@@ -250,6 +251,8 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
         and (kept := render.kept_values(backend.cluster.spec.kept))
     ):
         made["connections"] = kept
+    if backend.cluster is not None and (source := backend.cluster.spec.source_address) is not None:
+        made["sourceAddress"] = render.source_values(source, identity_of(exchange))
     made["credentials"] = render.secret_values(backend.chain, filters) if not exchange.is_tunnel else []
     if backend.denied is not None:
         authority = backend.denied.authority

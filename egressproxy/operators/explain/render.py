@@ -19,11 +19,12 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.identity import IdentityIR
-from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR, ReverseCheck, SniCheck
+from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR, ReverseCheck, SniCheck, SourceAddressIR
 from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.routing.precedence import Match
+from egressproxy.upstream.source_address import SourceChooser
 
 REQUEST_PHASES = ("request_headers", "request_body")
 #: Those that a tunnel meets: before a backend is chosen, and before it is dialled.
@@ -225,6 +226,12 @@ def kept_values(kept: ConnectionsIR) -> dict[str, float | bool]:
     made = {"maxAge": kept.max_age_s, "maxRequests": float(kept.max_requests)}
     limits: dict[str, float | bool] = {name: value for name, value in made.items() if value}
     return limits | ({"shareTenants": False} if kept.is_per_tenant else {})
+
+
+def source_values(source: SourceAddressIR, identity: str) -> dict[str, Any]:
+    """Where a connection for this client goes out from, and the object that says so."""
+    made = SourceChooser(source).of(identity).told()
+    return {**made, "from": source.owner}
 
 
 def steps_of(chain: Chain, phase: str) -> Iterator[FilterStep]:

@@ -36,9 +36,9 @@ _CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")
 
 
 class Machine(NamedTuple):
-    """The machine that serves: why it cannot bind an address ("" if it can), the mark of its CA certificates, why
-    addresses and ports could not be bound, and the namespaces whose Gateways may bind any, if not all. The default is
-    for `check`, which may run elsewhere.
+    """The machine that serves: why it cannot bind an address or interface ("" if it can), the mark of its CA
+    certificates, why addresses and ports could not be bound, and the namespaces whose Gateways may bind any, if not
+    all. The default is for `check`, which may run elsewhere.
     """
 
     why_unusable: Callable[[str], str] = lambda _address: ""

@@ -93,7 +93,7 @@ def answer_bytes(answer: LocalResponse, *, close: bool, with_body: bool = True) 
     return b"HTTP/1.1 %d %b%b\r\n\r\n%b" % (answer.status, phrase, block, answer.body if with_body else b"")
 
 
-def safe_phrase(text: str, limit: int = 200) -> bytes:
+def safe_phrase(text: str, limit: int) -> bytes:
     """Text for a status phrase: ASCII, no control characters, bounded."""
     phrase = text.encode("ascii", "replace")[:limit].strip()
     return phrase if VALUE.fullmatch(phrase) else b"Error"

@@ -62,8 +62,8 @@ BAD: dict[str, tuple[str | bytes, list[tuple[int, int, str, str, str]]]] = {
         [(6, 3, "spec.destination", "unknown field destination", "did you mean destinations?")],
     ),
     "unknown field where there is one": (
-        POLICY + TARGET + "  addresses: {deny: [{cidrs: [10.0.0.0/8], hostnames: [a.test]}]}\n",
-        [(6, 44, "spec.addresses.deny[0].hostnames", "unknown field hostnames", "the only field here is cidrs")],
+        POLICY + TARGET + "  addresses: {only: [{cidrs: [10.0.0.0/8], hostnames: [a.test]}]}\n",
+        [(6, 44, "spec.addresses.only[0].hostnames", "unknown field hostnames", "the only field here is cidrs")],
     ),
     "unknown field without a near one": (
         POLICY + TARGET + "  polcy: {}\n",

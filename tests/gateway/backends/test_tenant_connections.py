@@ -9,6 +9,7 @@ import pytest
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters.testing import exchange
 from egressproxy.gateway.backends.http2_connections import LEAST, MAX_TENANTS, TenantConnections
+from egressproxy.gateway.backends.upstream_hosts import tenant_of_client
 from tests.support.builds import of_sources
 
 #: An object of the test stands for the connections of one tenant.
@@ -26,7 +27,7 @@ class Connections:
 
 
 def made() -> TenantConnections:
-    return TenantConnections(cast("Any", Connections))
+    return TenantConnections(cast("Any", Connections), tenant_of_client)
 
 
 def of(every: TenantConnections, tenant: str) -> Connections:

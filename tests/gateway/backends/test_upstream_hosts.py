@@ -9,7 +9,12 @@ import pytest
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.gateway.backends import upstream_hosts
-from egressproxy.gateway.backends.upstream_hosts import MAX_TARGETS_OF_CLIENT, UpstreamHost, UpstreamHosts
+from egressproxy.gateway.backends.upstream_hosts import (
+    MAX_TARGETS_OF_CLIENT,
+    UpstreamHost,
+    UpstreamHosts,
+    tenant_of_client,
+)
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority
 from egressproxy.model.caller_identity import CallerIdentity
@@ -147,7 +152,7 @@ def test_the_bounds_hold_where_they_cannot_be_patched():
 
 
 def test_no_tls_session_serves_two_tenants():
-    targets = UpstreamHosts("agents/x", cast(Any, None), TimerWheel(), None, is_per_tenant=True)
+    targets = UpstreamHosts("agents/x", cast(Any, None), TimerWheel(), None, partition=tenant_of_client)
     one, other = (targets.configured(host, 443, BackendTlsIR()) for host in ("192.0.2.1", "192.0.2.2"))
     first = one.resumption_of(asks("one"))
     assert first is not None

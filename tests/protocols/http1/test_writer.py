@@ -85,6 +85,6 @@ def test_an_answer_of_ours_is_whole():
 
 @given(text(max_size=400))
 def test_no_text_makes_a_phrase_that_breaks_the_line(said: str):
-    phrase = writer.safe_phrase(said)
+    phrase = writer.safe_phrase(said, 200)
     assert len(phrase) <= 200
     assert all(32 <= octet < 127 or octet == 9 for octet in phrase)

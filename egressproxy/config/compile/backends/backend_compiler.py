@@ -37,6 +37,7 @@ from egressproxy.config.compile.extensions.extension_compiler import ExtensionCo
 from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension, ordered
 from egressproxy.config.compile.interface import Reference, kind_of, scope_of
 from egressproxy.config.compile.references import References, UnresolvedRef
+from egressproxy.config.compile.source_addresses import source_address
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
@@ -297,6 +298,9 @@ class BackendCompiler:
             shares_name=self._shares_name(backend),
             mcp=mcp_options(backend.spec, form) if form is not None else None,
             ai=ai_options(backend.spec, form) if form is not None else None,
+            source_address=source_address(backend.spec.source_address, str(backend))
+            if isinstance(backend, Backend)
+            else None,
         )
         if not isinstance(backend, Backend):
             return ResolvedBackend(made, backend.key, number, extensions, service=service)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
@@ -24,6 +24,7 @@ from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Reference, Status, kind_of
 from egressproxy.config.compile.references import UnresolvedRef
+from egressproxy.config.compile.source_addresses import missing_sources
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
@@ -43,14 +44,21 @@ def backend_statuses(
     backends: BackendCompiler,
     faults: Mapping[Key, ExtensionFaults],
     generations: Mapping[Key, int],
+    why_unusable: Callable[[str], str] = lambda _address: "",
 ) -> dict[Key, Status]:
-    """The status of every Backend, used or not: so every load error is found. `faults` are of extensions, by object."""
+    """The status of every Backend, used or not: so every load error is found. `faults` are of extensions, by object.
+    `why_unusable`: as of Defaults.
+    """
     statuses: dict[Key, Status] = {}
     carriers = stream_carriers(resources, backends.target_key)
     for backend in chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS):
         conditions = Conditions(generations[backend.key])
         _set_conditions(conditions, backends, backend, faults)
         _add_notes(conditions, backends.tls_policies, backend, has_requests=backend.key not in carriers)
+        for missing in (
+            missing_sources(backend.spec.source_address, why_unusable) if isinstance(backend, Backend) else ()
+        ):
+            conditions.report("Degraded", "SourceAddressNotUsable", missing)
         statuses[backend.key] = {"conditions": conditions.to_list()}
     return statuses
 

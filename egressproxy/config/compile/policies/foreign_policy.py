@@ -27,7 +27,9 @@ from egressproxy.ir.policy import SniCheck
 from egressproxy.model.published_object import Key
 
 #: Fields of `spec` reserved for the owner of a target: they open access, or apply to all clients.
-_OF_THE_OWNER: Final = ("mode", "dns", "parent", "intercept", "identity", "limits.store", "traffic", "extensions")
+_OF_THE_OWNER: Final = (
+    "mode", "dns", "parent", "source_address", "intercept", "identity", "limits.store", "traffic", "extensions",
+)  # fmt: skip
 #: The most keys of one limit: 1 MiB of shared memory.
 _MAX_KEYS: Final = 16_384
 

@@ -100,6 +100,8 @@ def notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
         yield from dns_notes(spec.dns, "dns")
     if spec.destinations is not None and any(entry.sni is SniCheck.ANY for entry in spec.destinations.deny):
         yield "sni of destinations.deny does nothing: it is for entries of allow."
+    if spec.destinations is not None and any(entry.message for entry in spec.destinations.allow or ()):
+        yield "message of destinations.allow does nothing: it is for entries of deny, and for spec."
     retries = spec.traffic.retries if spec.traffic is not None else None
     if retries is not None and (problem := retry_problem(retries)):
         yield f"traffic.retries: {problem}."

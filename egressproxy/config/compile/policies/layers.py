@@ -163,7 +163,9 @@ def _narrowed(layer: Layer, narrow: Callable[[EgressPolicy], EgressPolicy]) -> L
 
 def _without_settings(policy: EgressPolicy) -> EgressPolicy:
     """The policy's restrictions alone: modes of one level may differ, and none lifts another policy's denial."""
-    spec = policy.spec.model_copy(update={"mode": None, "dns": None, "parent": None, "traffic": None})
+    spec = policy.spec.model_copy(
+        update={"mode": None, "dns": None, "parent": None, "source_address": None, "traffic": None}
+    )
     return policy.model_copy(update={"spec": spec})
 
 

@@ -10,7 +10,7 @@ namespace, for clients of the policy's namespace: see `foreign_policy`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -36,6 +36,7 @@ from egressproxy.config.compile.policies.layers import Layer, Layers, Level, Los
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger
 from egressproxy.config.compile.policies.subjects import MAX_COMBINED, NOBODY, has_conditions
 from egressproxy.config.compile.references import References, UnresolvedRef
+from egressproxy.config.compile.source_addresses import missing_sources
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
@@ -60,7 +61,15 @@ _OF_TARGETS = ("mode", "dns", "addresses.allow", "traffic")
 class PolicyAttachments:
     """All EgressPolicies by target; and their merges, each computed once."""
 
-    def __init__(self, resources: ResourceSet, references: References, tls_policies: BackendTlsPolicies) -> None:
+    def __init__(
+        self,
+        resources: ResourceSet,
+        references: References,
+        tls_policies: BackendTlsPolicies,
+        why_unusable: Callable[[str], str] = lambda _address: "",
+    ) -> None:
+        """`why_unusable`: as of Defaults."""
+        self._why_unusable = why_unusable
         self.access = AccessPolicies(resources, references)
         self._resources = resources
         self._tls_policies = tls_policies
@@ -278,6 +287,8 @@ class PolicyAttachments:
         for kind, is_conflict in (("Conflicted", True), ("Overridden", False)):
             if sentences := [each.sentence for each in lost if each.is_conflict is is_conflict]:
                 conditions.set(kind, True, kind, "; ".join(sentences))
+        for missing in missing_sources(policy.spec.source_address, self._why_unusable):
+            conditions.report("Degraded", "SourceAddressNotUsable", missing)
         if faults is not None:
             faults.set_conditions(conditions)
         if policy.spec.intercept is not None:
@@ -321,6 +332,8 @@ class PolicyAttachments:
             yield nothing_here(("parent",), f"{found} has its own")
         elif spec.parent is not None and (isinstance(found, Service) or destination_type in ("Ip", "Service")):
             yield nothing_here(("parent",), f"{found} is reached directly, unless it names a parent itself")
+        if spec.source_address is not None and isinstance(found, Backend) and found.spec.source_address is not None:
+            yield nothing_here(("sourceAddress",), f"{found} has its own")
         # A TLS minimum has no effect without a TLS backend.
         has_tls = spec.tls is not None and bool(spec.tls.model_fields_set)
         if has_tls and isinstance(found, Backend) and found.spec.parent is None:

@@ -54,6 +54,7 @@ from egressproxy.config.compile.policies.restrictions import (
     merge_limits,
 )
 from egressproxy.config.compile.references import References, UnresolvedRef
+from egressproxy.config.compile.source_addresses import source_address
 from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.traffic import TrafficTimeouts
@@ -143,6 +144,10 @@ class Merger:
             retries=policy_retry(self._traffic_winner(ordered, "retries")),
             hedging=policy_hedging(self._traffic_winner(ordered, "hedging")),
             resilience=self._resilience(ordered),
+            source_address=self.effective.choose(
+                "sourceAddress",
+                _candidates(ordered, lambda policy: source_address(policy.spec.source_address, str(policy))),
+            ),
             priority=self._traffic_winner(ordered, "priority") or Priority.NORMAL,
             sources=tuple(dict.fromkeys(policy.full_name for policy in policies)),
             mode_source=next((v.policy.full_name for v in _modes(ordered) if v.policy is not None), "-"),

@@ -6,10 +6,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.resources.policy import Addresses, DestinationEntry, EgressPolicy, EgressPolicySpec
+from egressproxy.config.resources.policy import (
+    Addresses,
+    DeniedAddressRanges,
+    DestinationEntry,
+    EgressPolicy,
+    EgressPolicySpec,
+)
 from egressproxy.ir.policy import (
     AddressAllowance,
     AddressBound,
@@ -53,6 +60,8 @@ def merge_destinations(
     """
     allow: list[tuple[DestinationRule, ...]] = []
     listed: list[tuple[str, ...]] = []
+    messages: list[str] = []
+    texts = {each.full_name: each.spec.message for one in ordered for each in one.policies if each.spec.message}
     allowing: list[Layer] = []
     firm_allow = 0
     deny: dict[DestinationRule, None] = {}
@@ -64,30 +73,51 @@ def merge_destinations(
         for policy in layer.policies:
             section = policy.spec.destinations
             if section is not None:
-                deny.update(dict.fromkeys(_rule(entry, policy, is_firm=is_firm) for entry in section.deny))
+                deny.update(dict.fromkeys(_denied(entry, policy, is_firm=is_firm) for entry in section.deny))
                 if section.allow is not None:
                     lists.append(policy.full_name)
                     group.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
             if policy.spec.intercept is not None and (layer, policy) not in opened:
-                names = policy.spec.intercept.hostnames
-                deny[DestinationRule(hostnames=names, policy=policy.full_name, intercepts=True, is_firm=is_firm)] = None
+                names, says = policy.spec.intercept.hostnames, policy.spec.message or ""
+                rule = DestinationRule(names, policy=policy.full_name, intercepts=True, is_firm=is_firm, message=says)
+                deny[rule] = None
         for policy in layer.withheld:
             allowed = policy.spec.destinations.allow if policy.spec.destinations is not None else None
             withheld.update(dict.fromkeys(_rule(entry, policy) for entry in allowed or ()))
         if lists and not (is_routed and layer.level <= Level.LISTENER):
             allow.append(tuple(group))
             listed.append(tuple(dict.fromkeys(lists)))
+            messages.append(texts.get(lists[0], ""))
             allowing.append(layer)
             firm_allow += layer.level in bound
     is_delegated = bool(allowing) and all(layer.is_foreign for layer in allowing)
     if is_delegated and all(layer.only_narrows for layer in allowing):
         allow.append(())
         listed.append(listed[-1])
-    return DestinationsIR(tuple(allow), tuple(deny), firm_allow, tuple(withheld), tuple(listed), is_delegated)
+        messages.append(messages[-1])
+    return DestinationsIR(
+        tuple(allow),
+        tuple(deny),
+        firm_allow,
+        tuple(withheld),
+        tuple(listed),
+        is_delegated,
+        messages=tuple(messages) if any(messages) else (),
+        message=next(iter(texts.values()), "") if not allow else "",
+    )
 
 
-def _rule(entry: DestinationEntry, policy: EgressPolicy, *, is_firm: bool = False) -> DestinationRule:
-    return DestinationRule(entry.hostnames, entry.ports, entry.cidrs, entry.sni, policy.full_name, is_firm=is_firm)
+def _rule(entry: DestinationEntry, policy: EgressPolicy) -> DestinationRule:
+    return DestinationRule(entry.hostnames, entry.ports, entry.cidrs, entry.sni, policy.full_name)
+
+
+def _denied(entry: DestinationEntry, policy: EgressPolicy, *, is_firm: bool) -> DestinationRule:
+    return replace(_rule(entry, policy), is_firm=is_firm, message=_message(policy, entry))
+
+
+def _message(policy: EgressPolicy, entry: DestinationEntry | DeniedAddressRanges | None = None) -> str:
+    """What clients are told whom this entry of the policy refuses; "" for nothing."""
+    return (entry.message if entry is not None else None) or policy.spec.message or ""
 
 
 def merge_addresses(
@@ -101,26 +131,27 @@ def merge_addresses(
     deny: dict[AddressDenial, None] = {}
     only: dict[AddressBound, None] = {}
     names: dict[NameDenial, None] = {}
-    name, has_owners = "-", False
+    name, message, has_owners = "-", "", False
     for layer in reversed(ordered):
         for policy in layer.policies:
             deny.update(dict.fromkeys(_denied_ranges(policy, reports=layer.level in reported)))
             names.update(dict.fromkeys(_denied_names(policy, reports=layer.level in reported)))
             if policy.spec.addresses is not None and policy.spec.addresses.only is not None:
                 ranges = (cidr for entry in policy.spec.addresses.only for cidr in entry.cidrs)
-                only[AddressBound(tuple(dict.fromkeys(ranges)), policy.full_name)] = None
+                only[AddressBound(tuple(dict.fromkeys(ranges)), policy.full_name, _message(policy))] = None
         sections = ((policy, policy.spec.addresses) for policy in layer.policies)
         saying = [(policy, each) for policy, each in sections if each is not None and _speaks_of_allowed(each)]
         if saying:
             entries = (entry for _, each in saying for entry in each.allow)
             groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
-            name = saying[0][0].full_name if name == "-" else name
+            if name == "-":
+                name, message = saying[0][0].full_name, _message(saying[0][0])
             has_owners |= not layer.is_foreign
     owner = ""
     if is_public_alone or (groups and not has_owners):
         groups.append(())
         owner = next((layer.target[2] for layer in ordered if layer.is_foreign), "")
-    return AddressesIR(tuple(groups), name, tuple(deny), tuple(only), tuple(names), owner)
+    return AddressesIR(tuple(groups), name, tuple(deny), tuple(only), tuple(names), owner, message)
 
 
 def _speaks_of_allowed(section: Addresses) -> bool:
@@ -133,9 +164,10 @@ def _denied_ranges(policy: EgressPolicy, *, reports: bool) -> Iterable[AddressDe
     destinations, addresses = policy.spec.destinations, policy.spec.addresses
     for entry in destinations.deny if destinations is not None else ():
         if entry.cidrs:
-            yield AddressDenial(entry.cidrs, entry.ports, policy.full_name, "destinations.deny", reports=reports)
+            says = _message(policy, entry)
+            yield AddressDenial(entry.cidrs, entry.ports, policy.full_name, "destinations.deny", reports, says)
     for ranges in addresses.deny if addresses is not None else ():
-        yield AddressDenial(ranges.cidrs, (), policy.full_name)
+        yield AddressDenial(ranges.cidrs, (), policy.full_name, message=_message(policy, ranges))
 
 
 def _denied_names(policy: EgressPolicy, *, reports: bool) -> Iterable[NameDenial]:
@@ -143,7 +175,7 @@ def _denied_names(policy: EgressPolicy, *, reports: bool) -> Iterable[NameDenial
     destinations = policy.spec.destinations
     for entry in destinations.deny if destinations is not None else ():
         if entry.hostnames:
-            yield NameDenial(entry.hostnames, entry.ports, policy.full_name, reports=reports)
+            yield NameDenial(entry.hostnames, entry.ports, policy.full_name, reports, _message(policy, entry))
 
 
 def merge_limits(ordered: Sequence[Layer]) -> LimitsIR:
