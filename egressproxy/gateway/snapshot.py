@@ -19,7 +19,7 @@ from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateC
 from egressproxy.gateway.route import DefaultRoutes, Route
 from egressproxy.gateway.subject_overrides import SubjectOverrides
 from egressproxy.identity.peers import AddressTable, CertificateTable, workload
-from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
+from egressproxy.ir.backend import ConnectionIR, EndpointAddress
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
@@ -228,7 +228,7 @@ def replace_endpoints(
     is_done = True
     for spec, cluster in list(clusters.items()):
         backend = spec.backend
-        endpoints = updates.get((backend.name, backend.port)) if backend.destination is Destination.SERVICE else None
+        endpoints = updates.get((backend.service, backend.port)) if backend.service else None
         if endpoints is None or endpoints == backend.endpoints:
             continue
         if cluster.replace_endpoints(endpoints):

@@ -124,6 +124,7 @@ class BackendIR:
     `extensions` are its own, as a part of its identity; the running ones, including these, are in
     `WeightedBackend.extensions`. Secrets are left out, except those of connection filters, so that a rotation closes no
     connections.
+    `service` ("namespace/name") is the Service of a SERVICE; "": `endpoints` are the Pods that an XBackend selects.
     `kind` is the object's kind, with its group if any: "Backend.egressproxy.io". `shares_name`: a Backend of another
     group has the same name.
     """
@@ -133,6 +134,7 @@ class BackendIR:
     hostname: str = ""
     port: int = 0
     endpoints: tuple[EndpointAddress, ...] = ()
+    service: str = ""
     protocol: Protocol = Protocol.HTTP
     tls: BackendTlsIR | None = None
     parent: BackendIR | None = None

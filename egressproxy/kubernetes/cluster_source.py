@@ -23,7 +23,16 @@ from egressproxy.kubernetes.credentials import Credentials
 from egressproxy.kubernetes.discovery import AvailableKinds, discovered
 from egressproxy.kubernetes.messages import Changed, ChangedRoutes, Endpoints
 from egressproxy.kubernetes.named_reflector import NamedReflector
-from egressproxy.kubernetes.object_store import READ_SCOPE, SLICES, ObjectStore, Scope, StoredObject, lines, read_kinds
+from egressproxy.kubernetes.object_store import (
+    ALL_PODS,
+    READ_SCOPE,
+    SLICES,
+    ObjectStore,
+    Scope,
+    StoredObject,
+    lines,
+    read_kinds,
+)
 from egressproxy.kubernetes.reflector import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reflector
 from egressproxy.kubernetes.status_writer import service_addresses
 from egressproxy.kubernetes.watched_scopes import watched_scopes
@@ -48,8 +57,6 @@ _ALWAYS_NEEDED: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLS
 _NEEDED_AT_START: Final = frozenset(
     (GATEWAY, kind) for kind in ("GatewayClass", "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute")
 )
-#: A compilation has to know whether Pods are read, since no Pod at all says something.
-_POD: Final = ("", "Pod")
 
 
 class _Given(Enum):
@@ -204,11 +211,13 @@ class ClusterSource:
         return zlib.compress(lines(each for _, each in self.relevant()), 1)
 
     def _note_read(self) -> None:
-        """Have the kinds among the objects of which all is read (`object_store.read_kinds`)."""
-        scopes = [
-            each for each, _ in self._reflectors.values() if (each.scope.kind.group, each.scope.kind.kind) == _POD
-        ]
-        key, each = read_kinds([_POD] if scopes and all(each.is_synced for each in scopes) else [])
+        """Have the kinds among the objects of which all is read (`object_store.read_kinds`): whether all Pods are,
+        since no Pod at all says something.
+        """
+        pod = ALL_PODS[:2]
+        scopes = [each for each, _ in self._reflectors.values() if (each.scope.kind.group, each.scope.kind.kind) == pod]
+        is_read = ALL_PODS in self._referenced and bool(scopes) and all(each.is_synced for each in scopes)
+        key, each = read_kinds([pod] if is_read else [])
         self.store.put(READ_SCOPE, key, each)
 
     def take_routes(self, referenced: Collection[Key]) -> bytes:

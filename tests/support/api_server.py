@@ -188,8 +188,8 @@ class ApiServer:
         labels, selector = metadata.get("labels") or {}, request.query.get("labelSelector", "")
         if among := re.fullmatch(r"(\S+) in \((.*)\)", selector):
             return labels.get(among[1]) in among[2].split(",")
-        name, equals, wanted = selector.partition("=")
-        return not selector or (labels.get(name) == wanted if equals else name in labels)
+        asked = [part.partition("=") for part in filter(None, selector.split(","))]
+        return all(labels.get(name) == wanted if equals else name in labels for name, equals, wanted in asked)
 
     async def _list(self, request: web.Request, kind: ServedKind, version: str, namespace: str) -> web.StreamResponse:
         if re.search(r"[=,].*[=,]", request.query.get("fieldSelector", "")):

@@ -50,7 +50,8 @@ class ResourceSet:
     """Objects in file order, one for each key. `warnings`: unread objects, and namespaces without effect.
 
     A set with `problems` must not be put into service; `broken` has the unreadable parts: see `read_all`. `wanted` are
-    the keys of all lookups of kinds in `BY_REFERENCE`, successful or not; for Pods it is one key without a name.
+    the keys of all lookups of kinds in `BY_REFERENCE`, successful or not; for Pods it is one key without a name, or a
+    namespace with a label selector in place of a name.
     `read`: of a cluster, the completely read kinds.
     """
 
