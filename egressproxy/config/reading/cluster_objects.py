@@ -32,15 +32,16 @@ from egressproxy.config.served_kinds import READ_KINDS
 #: The origin of cluster objects, whose authors have fewer rights than the operator.
 _ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)
 #: The specs that replace unreadable ones: no destination is allowed, no certificate is trusted.
+CLOSED_POLICY: Final[dict[str, Any]] = {
+    "destinations": {"allow": [], "deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]},
+    # An unknown type, which closes all its places, including paths through a parent.
+    "extensions": [
+        {"name": f"cannot-be-read-{phase}", "type": "invalid.example/CannotBeRead:v1", "phase": phase}
+        for phase in ("request-headers", "connect")
+    ],
+}
 _CLOSED: Final[dict[type[Resource], dict[str, Any]]] = {
-    EgressPolicy: {
-        "destinations": {"allow": [], "deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]},
-        # An unknown type, which closes all its places, including paths through a parent.
-        "extensions": [
-            {"name": f"cannot-be-read-{phase}", "type": "invalid.example/CannotBeRead:v1", "phase": phase}
-            for phase in ("request-headers", "connect")
-        ],
-    },
+    EgressPolicy: CLOSED_POLICY,
     BackendTlsPolicy: {
         "validation": {
             "hostname": "policy-cannot-be-read.invalid",
@@ -56,7 +57,7 @@ _ROUTES: Final = (HttpRoute, GrpcRoute, *_STREAMS)
 _NOWHERE: Final = {"backendRefs": [{"name": "route-cannot-be-read", "port": 1}]}
 _BACKENDS: Final = (Backend, WorkingGroupBackend, XBackendDestination, XBackend)
 #: The kinds of targets that each of them may name.
-_TARGETS: Final = {
+TARGETS: Final = {
     EgressPolicy: (Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, Service, *_BACKENDS),
     BackendTlsPolicy: (Service, *_BACKENDS),
 }
@@ -169,7 +170,7 @@ class _Unknown(NamedTuple):
         refs += [
             {"group": each.GROUP, "kind": each.KIND, "name": each.name}
             for each in everything
-            if isinstance(each, _TARGETS[self.kind]) and each.namespace == namespace
+            if isinstance(each, TARGETS[self.kind]) and each.namespace == namespace
         ]
         parts = [_policy(self.kind, self.value, [ref]) for ref in refs]
         made = next(filter(None, parts), None)

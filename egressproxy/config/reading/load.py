@@ -24,6 +24,7 @@ from egressproxy.config.explanations import explain, field_path, foreign_kind, p
 from egressproxy.config.reading.broken_objects import BrokenObjects
 from egressproxy.config.reading.cluster_objects import cluster_objects
 from egressproxy.config.reading.field_locations import field_locations
+from egressproxy.config.reading.left_out_policies import LeftOutPolicy, left_out_policy
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.source_files import manifest_files, read_secrets, read_trust_bundles
 from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, FieldPath, SourceLocation, read_documents
@@ -52,10 +53,11 @@ class ResourceSet:
     A set with `problems` must not be put into service; `broken` has the unreadable parts: see `read_all`. `wanted` are
     the keys of all lookups of kinds in `BY_REFERENCE`, successful or not; for Pods it is one key without a name, or a
     namespace with a label selector in place of a name.
-    `read`: of a cluster, the completely read kinds.
+    `read`: of a cluster, the completely read kinds. `left_out`, which are no objects, close the targets of policies
+    that are not read.
     """
 
-    __slots__ = ("_by_class", "broken", "by_key", "objects", "problems", "read", "wanted", "warnings")
+    __slots__ = ("_by_class", "broken", "by_key", "left_out", "objects", "problems", "read", "wanted", "warnings")
 
     def __init__(
         self,
@@ -64,8 +66,10 @@ class ResourceSet:
         problems: Iterable[Problem] = (),
         broken: BrokenObjects | None = None,
         read: Collection[tuple[str, str]] | None = None,
+        left_out: Iterable[LeftOutPolicy] = (),
     ) -> None:
         self.read = read
+        self.left_out = tuple(left_out)
         self.objects: tuple[Resource, ...] = tuple(objects)
         self.warnings: tuple[Problem, ...] = tuple(warnings)
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -185,6 +189,7 @@ class _ManifestReader:
         self.read_kinds: set[tuple[str, str]] | None = None  # with objects of a cluster: see ResourceSet
         self.unread: list[Problem] = []  # folders with files but no manifest
         self.broken = BrokenObjects()
+        self.left_out: list[LeftOutPolicy] = []
         self._origin = Origin()  # of the file that is being read
 
     def require_objects(self, where: str) -> None:
@@ -196,7 +201,9 @@ class _ManifestReader:
     def finish(self) -> ResourceSet:
         """The objects read, with all problems."""
         warnings = (*self.unread, *self.warnings)
-        return ResourceSet(self.objects.values(), warnings, self.problems, self.broken, self.read_kinds)
+        objects = self.objects.values()
+        left_out = (each.at_all_of(objects) for each in self.left_out)
+        return ResourceSet(objects, warnings, self.problems, self.broken, self.read_kinds, left_out)
 
     def files(self, path: Path) -> list[Path]:
         """The file itself, or the manifests of a folder."""
@@ -388,9 +395,13 @@ class _ManifestReader:
         if left_out:
             location = document.location_of(("kind",))
             severity = Severity.UNSERVED if is_missed else Severity.NOTE
-            named = _object_name(value)
+            named, message = _object_name(value), "it is left out"
+            closing = left_out_policy(value, replace(self._origin, line=document.location_of(()).line))
+            if closing is not None:
+                self.left_out.append(closing)
+                message += ", and what it targets is closed: it may restrict that"
             self.warnings.append(
-                Problem(self._origin.file, *location, named, "", "it is left out", left_out, severity, "KindLeftOut")
+                Problem(self._origin.file, *location, named, "", message, left_out, severity, "KindLeftOut")
             )
         else:
             field, message, remedy = unknown_kind(api_version, kind)
