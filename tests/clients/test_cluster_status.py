@@ -353,6 +353,7 @@ def test_an_x_backend_leads_to_the_pods_with_its_labels_as_they_become_ready(ser
         wait_until(lambda: "no_endpoint" in answer(), "a Pod that is not ready is asked")
         set_ready("two", "True")
         wait_until(lambda: "upstream_refused" in answer(), "the other Pod is not asked")
+        wait_until(lambda: "status" in server.request("GET", path)[1], "the XBackend has no status")
         found = server.request("GET", path)[1]["status"]["ancestors"]
         assert [each["ancestorRef"]["name"] for each in found] == ["pods"]
         assert conditions_of(found[0])["Accepted"] == ("True", "Accepted")

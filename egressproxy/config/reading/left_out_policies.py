@@ -1,8 +1,8 @@
-"""Policies of a kind that is not read, of Kubernetes' experimental groups: what they target stays closed.
+"""Policies of unread kinds, of Kubernetes' experimental groups: their targets stay closed.
 
-A policy may restrict what it targets, and only who reads it knows whether it does. Each is replaced by an EgressPolicy
-that closes its targets, which is in no list of objects; what is closed names the object that was left out. Nothing else
-of the configuration changes. Source: GEP-713 (policy attachment).
+An unread policy may restrict its targets. An EgressPolicy that closes these targets stands in its place, without being
+an object of the configuration; errors and logs name the policy. The rest of the configuration stays as it is. Source:
+GEP-713 (policy attachment).
 """
 
 from __future__ import annotations

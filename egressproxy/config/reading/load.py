@@ -399,7 +399,7 @@ class _ManifestReader:
             closing = left_out_policy(value, replace(self._origin, line=document.location_of(()).line))
             if closing is not None:
                 self.left_out.append(closing)
-                message += ", and what it targets is closed: it may restrict that"
+                message += ", and its targets are closed"
             self.warnings.append(
                 Problem(self._origin.file, *location, named, "", message, left_out, severity, "KindLeftOut")
             )

@@ -35,7 +35,7 @@ def test_it_is_no_object_and_closes_its_targets():
     assert (told.object, told.severity, told.code) == (
         "XLimitPolicy default/limit", Severity.UNSERVED, "KindLeftOut",
     )  # fmt: skip
-    assert told.message == "it is left out, and what it targets is closed: it may restrict that"
+    assert told.message == "it is left out, and its targets are closed"
 
 
 @pytest.mark.parametrize(
