@@ -57,6 +57,19 @@ def test_the_next_configuration_keeps_connections_to_replaced_endpoints(converse
     assert len(talk.origins) == 2
 
 
+def test_a_backend_of_another_name_follows_its_service(converse: Start):
+    service = {"type": "Service", "service": {"name": "pods"}, "ports": [{"number": 80, "tls": {"mode": "None"}}]}
+    backend = m.manifest("egressproxy.io/v1alpha1", "Backend", "models", "agents", spec={"destination": service})
+    route = m.http_route("route", m.prefix_rule("/", "models"))
+    talk = converse([m.gateway(m.http_listener(8080)), m.policy(), route, backend, *pods(ONE)])
+    assert asked(talk, 1) == {ONE}
+    (spec,) = talk.snapshot.clusters
+    for name in ("agents/models", "agents/pods"):
+        found = {(name, 80): (EndpointAddress(ip_address(TWO), spec.backend.endpoints[0].port),)}
+        talk.act(lambda found=found: replace_endpoints(talk.snapshot.clusters, found))  # type: ignore[misc]
+        assert asked(talk, 1) == {ONE if name == "agents/models" else TWO}
+
+
 def test_a_service_may_lose_all_of_its_addresses(converse: Start):
     talk = converse(reverse(ONE))
     assert lead_to(talk)
