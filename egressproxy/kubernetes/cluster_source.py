@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
-from egressproxy.config.reading.endpoint_slices import ready_endpoints
+from egressproxy.config.reading.endpoint_slices import ready_addresses, ready_endpoints, service_of_pods
 from egressproxy.config.served_kinds import GATEWAY, OURS
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
@@ -205,9 +205,8 @@ class ClusterSource:
         self._forget_left()
         self._note_read()
         self._given = _Given.OBJECTS
-        self.store.changed.clear()
-        self.store.services.clear()
-        self.changed_routes.clear()
+        for changed in (self.store.changed, self.store.services, self.store.pods, self.changed_routes):
+            changed.clear()
         return zlib.compress(lines(each for _, each in self.relevant()), 1)
 
     def _note_read(self) -> None:
@@ -277,7 +276,9 @@ class ClusterSource:
             self._note_read()
             if self._given is _Given.NOTHING or (self._given is _Given.FROM_DISK and self.why_not_ready()):
                 continue
-            if not self.store.changed and not self.store.services and not self._has_lost_kinds:
+            if ALL_PODS in self._referenced:
+                self.store.changed |= self.store.pods  # whose an address is: a configuration says it
+            if not (self.store.changed or self.store.services or self.store.pods or self._has_lost_kinds):
                 continue
             deadline = asyncio.get_running_loop().time() + PATIENCE_S
             revision = -1
@@ -299,14 +300,40 @@ class ClusterSource:
                 self._tell(Endpoints(updates))
 
     def _endpoints(self) -> EndpointUpdates:
-        """The addresses of the Services whose slices have changed, where a configuration refers to them."""
-        services = set(self.store.services)
+        """The addresses of the Services whose slices have changed, where a configuration refers to them.
+
+        Also those of selected Pods in namespaces with a changed Pod.
+        """
+        services, namespaces = set(self.store.services), {key[2] for key in self.store.pods}
         self.store.services.clear()
-        return self._endpoints_of(services)
+        self.store.pods.clear()
+        return {**self._endpoints_of(services), **self._selected_pods(namespaces)}
 
     def every_endpoint(self) -> EndpointUpdates:
-        """The addresses of all Services that a configuration refers to."""
-        return self._endpoints_of({key[2:] for key in self._referenced if key[:2] == ("", "Service")})
+        """The addresses of all Services and Pods that a configuration refers to."""
+        services = {key[2:] for key in self._referenced if key[:2] == ("", "Service")}
+        return {**self._endpoints_of(services), **self._selected_pods({key[2] for key in self._referenced})}
+
+    def _selected_pods(self, namespaces: Collection[str]) -> EndpointUpdates:
+        """By namespace and selector, under port 0: the addresses of the Pods that a configuration selects there."""
+        wanted = [key for key in self._referenced if key[:2] == ALL_PODS[:2] and key[2] in namespaces and key[3]]
+        if not wanted:
+            return {}
+        pods: dict[str, list[dict[str, Any]]] = {}
+        for key, each in self.store.objects():
+            if key[:2] == ALL_PODS[:2]:
+                pods.setdefault(key[2], []).append(json.loads(each.manifest))
+        found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}
+        for _, _, namespace, selector in wanted:
+            labels = dict(part.partition("=")[::2] for part in selector.split(","))
+            selected = (
+                pod
+                for pod in pods.get(namespace, ())
+                if labels.items() <= (pod["metadata"].get("labels") or {}).items()
+            )
+            addresses = ready_addresses(selected, has_kubelet=True)
+            found[service_of_pods(namespace, selector), 0] = tuple(EndpointAddress(each, 0) for each in addresses)
+        return found
 
     def _endpoints_of(self, services: Collection[tuple[str, str]]) -> EndpointUpdates:
         found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}

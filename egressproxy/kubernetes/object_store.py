@@ -126,13 +126,15 @@ def read_kinds(kinds: Iterable[tuple[str, str]]) -> tuple[Key, StoredObject]:
 
 class ObjectStore:
     """`revision` counts the changes of manifests. `changed` has the objects changed since its last clear, except
-    EndpointSlices; `services` (namespace and name) have changed slices. For an object in two scopes the first wins.
+    EndpointSlices and Pods; `services` (namespace and name) have changed slices, and `pods` has the changed Pods. For
+    an object in two scopes the first wins.
     """
 
     def __init__(self) -> None:
         self.revision = 0
         self.changed: set[Key] = set()
         self.services: set[tuple[str, str]] = set()
+        self.pods: set[Key] = set()
         self._scopes: dict[Scope, dict[Key, StoredObject]] = {}
 
     def replace(self, scope: Scope, objects: Mapping[Key, StoredObject]) -> None:
@@ -180,7 +182,7 @@ class ObjectStore:
         if key[:2] == SLICES:
             self.services.update((key[2], each.service) for each in (was, now) if each is not None)
         else:
-            self.changed.add(key)
+            (self.pods if key[:2] == ALL_PODS[:2] else self.changed).add(key)
 
     def objects(self) -> Iterator[tuple[Key, StoredObject]]:
         """Every object once."""

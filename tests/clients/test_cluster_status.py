@@ -349,10 +349,12 @@ def test_an_x_backend_leads_to_the_pods_with_its_labels_as_they_become_ready(ser
     path = put(server, selecting)
     with Sourced(tmp_path / "one", server) as process:
         wait_until(lambda: "127.0.0.31" in answer() or "upstream_refused" in answer(), "the Pod is not asked")
+        generation = process.metric("egress_config_generation")
         set_ready("one", "False")
         wait_until(lambda: "no_endpoint" in answer(), "a Pod that is not ready is asked")
         set_ready("two", "True")
         wait_until(lambda: "upstream_refused" in answer(), "the other Pod is not asked")
+        assert process.metric("egress_config_generation") == generation, "it needs no reload"
         wait_until(lambda: "status" in server.request("GET", path)[1], "the XBackend has no status")
         found = server.request("GET", path)[1]["status"]["ancestors"]
         assert [each["ancestorRef"]["name"] for each in found] == ["pods"]

@@ -268,11 +268,14 @@ async def test_pods_are_those_with_the_labels_that_a_configuration_selects(tmp_p
         assert await it.take(web) == ["Pod/one"]
         (marker,) = [each for key, each in it.source.relevant() if key[1] == READ_KINDS]
         assert json.loads(marker.manifest)["read"] == [], "whose an address is cannot be said"
+        selected = ("team app=web,tier=x", 0)
         put("one", "web", ready="False")
-        await until(lambda: it.changes == 1)
-        put("two", "other", ready="False")  # nobody asks for it
+        await until(lambda: it.endpoints == {selected: ()})
+        put("two", "other")  # nobody asks for it
         put("four", "web")
-        await until(lambda: it.changes == 2)
+        await until(lambda: it.endpoints == {selected: (EndpointAddress(ip_address("10.0.0.1"), 0),)})
+        assert it.source.every_endpoint() == it.endpoints
+        assert it.changes == 0, "it needs no reload"
         assert await it.take(web) == ["Pod/four", "Pod/one"]
         assert await it.take(web, other) == ["Pod/four", "Pod/one", "Pod/two"]
         monkeypatch.setattr(watched_scopes, "FEW_NAMES", 1)

@@ -70,6 +70,22 @@ def test_a_backend_of_another_name_follows_its_service(converse: Start):
         assert asked(talk, 1) == {ONE if name == "agents/models" else TWO}
 
 
+def test_pods_that_an_x_backend_selects_come_and_go(converse: Start):
+    spec = {"type": "EndpointSelector", "port": {"number": 8080}, "endpointSelector": {"matchLabels": {"app": "web"}}}
+    group = "gateway.networking.x-k8s.io"
+    backend = m.manifest(f"{group}/v1alpha1", "XBackend", "models", "agents", spec=spec)
+    pod = m.manifest("v1", "Pod", "one", "agents", status={"podIP": ONE})
+    pod["metadata"]["labels"] = {"app": "web"}
+    route = m.http_route("route", {"backendRefs": [{"group": group, "kind": "XBackend", "name": "models"}]})
+    talk = converse([m.gateway(m.http_listener(8080)), m.policy(), route, backend, pod])
+    assert asked(talk, 1) == {ONE}
+    found = tuple(EndpointAddress(ip_address(each), 0) for each in (ONE, TWO))
+    talk.act(lambda: replace_endpoints(talk.snapshot.clusters, {("agents app=web", 0): found}))
+    assert asked(talk, 4) == {ONE, TWO}
+    assert len(talk.origins) == 2  # the connection to the first was used again
+    assert {each.port for cluster in talk.snapshot.clusters.values() for each in cluster.endpoints} == {8080}
+
+
 def test_a_service_may_lose_all_of_its_addresses(converse: Start):
     talk = converse(reverse(ONE))
     assert lead_to(talk)

@@ -24,7 +24,7 @@ from egressproxy.config.compile.backends.backend_references import (
 )
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.parent_compiler import ParentCompiler
-from egressproxy.config.compile.backends.pods import Pods
+from egressproxy.config.compile.backends.pods import Pods, selected_by
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
     ai_options,
@@ -248,6 +248,7 @@ class BackendCompiler:
             hostname=spec.external_hostname.hostname if spec.external_hostname is not None else "",
             port=form.number,
             endpoints=self.selected(backend),
+            service=selected_by(backend),
             protocol=protocol_of(backend, form, is_stream=False),
             tls=self.tls_policies.of_port(backend, form, "spec.tls"),
             kind=kind_of(backend.key),

@@ -1,22 +1,21 @@
 """Pods as backends, selected by their labels. Sources: Gateway API XBackend, EndpointSelector (GEP-4894); Pod v1.
 
-A Pod is an endpoint under the rules of Kubernetes' EndpointSlice controller: it has an address, is Ready, has not
-ended and is not being deleted. In files a Pod without the condition Ready counts as ready, and EndpointSlices with the
-labels may stand for Pods: no kubelet writes the status there.
+In files EndpointSlices with the labels may stand for Pods.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 
+from egressproxy.config.reading.endpoint_slices import ready_addresses, service_of_pods
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import EndpointSlice, Pod
+from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.model.authority import IPAddress
-
-_ENDED = frozenset({"Succeeded", "Failed"})
 
 
 class Pods:
@@ -45,10 +44,10 @@ class Pods:
     def _read(self) -> dict[str, list[tuple[Mapping[str, str], tuple[IPAddress, ...]]]]:
         found: dict[str, list[tuple[Mapping[str, str], tuple[IPAddress, ...]]]] = defaultdict(list)
         for pod in self._resources.of(Pod):
-            found[pod.namespace].append((pod.metadata.labels, tuple(_address_of(pod))))
+            found[pod.namespace].append((pod.metadata.labels, _addresses_of(pod)))
         for piece in self._resources.of(EndpointSlice):
             if not piece.origin.is_from_cluster:
-                found[piece.namespace].append((piece.metadata.labels, tuple(_ready_addresses(piece))))
+                found[piece.namespace].append((piece.metadata.labels, tuple(_of_slice(piece))))
         return found
 
 
@@ -57,24 +56,22 @@ def selector_text(labels: Mapping[str, str]) -> str:
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
-def _address_of(pod: Pod) -> Iterator[IPAddress]:
-    """The primary address of a ready Pod; none of another."""
-    status = pod.status
-    if status is None or status.phase in _ENDED or pod.metadata.deletion_timestamp is not None:
-        return
-    ready = next((each.status for each in status.conditions if each.type == "Ready"), None)
-    if ready == "True" or (ready is None and not pod.origin.is_from_cluster):
-        yield from _addresses(status.pod_ip or next((each.ip for each in status.pod_ips), ""))
+def selected_by(backend: XBackend) -> str:
+    """`BackendIR.service` of an XBackend; "" where it selects no Pods."""
+    selector = backend.spec.endpoint_selector
+    if selector is None or selector.match_labels is None:
+        return ""
+    return service_of_pods(backend.namespace, selector_text(selector.match_labels))
 
 
-def _ready_addresses(piece: EndpointSlice) -> Iterator[IPAddress]:
+def _addresses_of(pod: Pod) -> tuple[IPAddress, ...]:
+    status = pod.status.model_dump(by_alias=True) if pod.status is not None else {}
+    manifest = {"metadata": {"deletionTimestamp": pod.metadata.deletion_timestamp}, "status": status}
+    return ready_addresses([manifest], has_kubelet=pod.origin.is_from_cluster)
+
+
+def _of_slice(piece: EndpointSlice) -> Iterator[IPAddress]:
     for endpoint in piece.endpoints if piece.address_type != "FQDN" else ():
         if endpoint.conditions.ready is not False:
-            yield from _addresses(endpoint.addresses[0])  # further ones are unused (discovery.k8s.io/v1)
-
-
-def _addresses(text: str) -> Iterator[IPAddress]:
-    try:
-        yield ip_address(text)
-    except ValueError:
-        return
+            with suppress(ValueError):
+                yield ip_address(endpoint.addresses[0])  # further ones are unused (discovery.k8s.io/v1)

@@ -53,7 +53,7 @@ def test_it_leads_to_the_pods_with_its_labels_at_its_port():
         compiled(REVERSE, X_ROUTE, selecting(), pod("b", "podIP: 10.0.0.2"), pod("a", f"podIP: 10.0.0.1{READY}"))
     )
     assert (found.destination, found.service, found.protocol, found.tls) == (
-        Destination.SERVICE, "", Protocol.HTTP, None,
+        Destination.SERVICE, "default app=web,tier=x", Protocol.HTTP, None,
     )  # fmt: skip
     assert found.endpoints == (
         EndpointAddress(ip_address("10.0.0.1"), 8080),
