@@ -399,6 +399,8 @@ class _ManifestReader:
             closing = left_out_policy(value, replace(self._origin, line=document.location_of(()).line))
             if closing is not None:
                 self.left_out.append(closing)
+                if not left_out.startswith(("did you mean", "use ")):
+                    left_out = "this kind is not read; remove the object to open them"
                 message += ", and its targets are closed"
             self.warnings.append(
                 Problem(self._origin.file, *location, named, "", message, left_out, severity, "KindLeftOut")

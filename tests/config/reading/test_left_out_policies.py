@@ -36,6 +36,7 @@ def test_it_is_no_object_and_closes_its_targets():
         "XLimitPolicy default/limit", Severity.UNSERVED, "KindLeftOut",
     )  # fmt: skip
     assert told.message == "it is left out, and its targets are closed"
+    assert told.remedy == "this kind is not read; remove the object to open them"
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def _add_notes(
     insecure = _insecure_reason(backend, forms, has_requests)
     if insecure:
         conditions.set("Insecure", True, "NotVerified", insecure)
-    for note in () if isinstance(backend, XBackend) else _backend_notes(backend, forms):
+    for note in _selector_notes(backend, forms) if isinstance(backend, XBackend) else _backend_notes(backend, forms):
         conditions.add_note("Accepted", note)
 
 
@@ -157,6 +157,12 @@ def _insecure_reason(backend: AnyBackend, forms: Sequence[PortForm], has_request
     if any(form.tls is not None and form.tls.is_unverified for form in forms):
         reasons.append("the server's certificate is not verified (insecureSkipVerify)")
     return "; ".join(reasons)
+
+
+def _selector_notes(backend: XBackend, forms: Sequence[PortForm]) -> Iterator[str]:
+    tls = forms[0].tls
+    if backend.spec.endpoint_selector is not None and tls is not None and tls.mode != "None" and not tls.sni:
+        yield "a certificate has to carry the address of its Pod: tls.validation.hostname would name another."
 
 
 def _backend_notes(backend: DestinationBackend, forms: Sequence[PortForm]) -> Iterator[str]:

@@ -101,6 +101,14 @@ def test_its_tls_is_what_it_says():
     assert (found.protocol, found.tls) == (Protocol.HTTP2, BackendTlsIR(sni="web.test"))
 
 
+def test_tls_without_a_hostname_is_for_the_address_of_the_pod_and_status_says_so():
+    said = ", tls: {mode: ServerOnly, validation: {hostname: web.test}}"
+    for tls, is_noted in ((", tls: {mode: ServerOnly}", True), (said, False), (", tls: {mode: None}", False)):
+        made = compiled(REVERSE, X_ROUTE, selecting(tls), pod("p", "podIP: 10.0.0.1"))
+        message = of_object(made, "XBackend", "default/plain", "Accepted")[2]
+        assert ("tls.validation.hostname" in message) is is_noted
+
+
 def test_status_says_what_it_leads_to_and_plain_text_is_no_fault_of_it():
     made = compiled(REVERSE, X_ROUTE, selecting(), pod("p", "podIP: 10.0.0.1"))
     status, reason, message = of_object(made, "XBackend", "default/plain", "Accepted")
