@@ -18,9 +18,10 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from egressproxy.config.resources.kinds import BY_API_VERSION, EXPERIMENTAL, LIKE_GROUP, LIKE_KIND
+from egressproxy.config.resources.kinds import BY_API_VERSION, LIKE_GROUP, LIKE_KIND
 from egressproxy.config.resources.object_references import LocalObjectReference
 from egressproxy.config.resources.values import RefusedValue
+from egressproxy.config.served_kinds import is_experiment
 from egressproxy.model.near_names import did_you_mean
 
 #: The most characters of a value in messages.
@@ -91,7 +92,7 @@ def foreign_kind(api_version: str, kind: str, spec: object) -> tuple[str, bool]:
     if kind in _ELSEWHERE:
         return _ELSEWHERE[kind], True
     nothing, group = "this kind is unknown here, and its settings have no effect", api_version.rpartition("/")[0]
-    if EXPERIMENTAL.search(group):
+    if is_experiment(group):
         groups = {version: version.rpartition("/")[0] for version, known in BY_API_VERSION if known == kind}
         near = [version for version, known in groups.items() if did_you_mean(group, (known,), "", LIKE_GROUP)]
         if near:

@@ -16,11 +16,11 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from egressproxy.config.reading.endpoint_slices import ready_addresses, ready_endpoints, service_of_pods
-from egressproxy.config.served_kinds import GATEWAY, OURS
+from egressproxy.config.served_kinds import GATEWAY, OURS, ServedKind
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials
-from egressproxy.kubernetes.discovery import AvailableKinds, discovered
+from egressproxy.kubernetes.discovery import GONE_S, AvailableKinds, discovered
 from egressproxy.kubernetes.messages import Changed, ChangedRoutes, Endpoints
 from egressproxy.kubernetes.named_reflector import NamedReflector
 from egressproxy.kubernetes.object_store import (
@@ -87,6 +87,7 @@ class ClusterSource:
         self._reflectors: dict[Scope, tuple[Reflector, asyncio.Task[None]]] = {}
         self._leaving: list[Scope] = []
         self._kinds = AvailableKinds({scope.split()[0] for scope in versions})
+        self._policies: dict[ServedKind, float] = {}  # of kinds that are not read: when they were there last
         self._has_lost_kinds = False  # since what was given last
         self._is_discovered = False
         self._problem = "the API server has not answered yet"
@@ -114,14 +115,17 @@ class ClusterSource:
             try:
                 if self.client is None:
                     self.client = ApiClient(await Credentials.load(self._options))
-                found = await discovered(self.client)
+                found, policies = await discovered(self.client)
             except (ApiError, *UNREACHABLE) as error:
                 self._problem = f"the API server cannot be reached: {error or type(error).__name__}"
                 self._changed.set()
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
                 continue
-            self._has_lost_kinds |= self._kinds.update(found, asyncio.get_running_loop().time())
+            now = asyncio.get_running_loop().time()
+            self._has_lost_kinds |= self._kinds.update(found, now)
+            seen = {**self._policies, **dict.fromkeys(policies, now)}
+            self._policies = {kind: at for kind, at in seen.items() if now - at <= GONE_S}
             if not self._is_discovered and (missing := self._kinds.missing()):
                 log.info(
                     "kinds that this cluster does not have, looked for again every %g s: %s",
@@ -142,13 +146,13 @@ class ClusterSource:
 
     def _adjust(self) -> None:
         assert self.client is not None
-        scopes, self._too_many = watched_scopes(self._options, self._kinds.versions, self._referenced)
+        scopes, self._too_many = watched_scopes(self._options, self._kinds.versions, self._referenced, self._policies)
         for scope in self._reflectors.keys() - scopes.keys():
             _, task = self._reflectors.pop(scope)
             task.cancel()
             self._leaving.append(scope)  # until what takes its place is read
         for scope, names in scopes.items():
-            version = self._kinds.versions[scope.kind.group, scope.kind.kind]
+            version = self._kinds.versions.get((scope.kind.group, scope.kind.kind), scope.kind.versions[0])
             since = self._before.get(str(scope), "")
             if scope in self._reflectors and self._reflectors[scope][0].version != version:
                 old, task = self._reflectors.pop(scope)  # a server may serve the old one no longer

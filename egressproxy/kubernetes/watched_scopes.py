@@ -34,17 +34,24 @@ _SERVICE: Final = next(kind for kind in CONFIGURED if kind.kind == "Service")
 
 
 def watched_scopes(
-    options: ClusterOptions, kinds: Container[tuple[str, str]], referenced: Collection[Key]
+    options: ClusterOptions,
+    kinds: Container[tuple[str, str]],
+    referenced: Collection[Key],
+    policies: Iterable[ServedKind] = (),
 ) -> tuple[dict[Scope, Sequence[str]], list[str]]:
     """The scopes to watch, each with its names if it `is_by_name`; and a sentence for each of too many names.
 
-    `kinds` are those of the API server (group and kind), `referenced` the objects that a configuration refers to.
+    `kinds` are those of the API server (group and kind), `referenced` the objects that a configuration refers to,
+    `policies` kinds of policies that are not read.
     """
     scopes: dict[Scope, Sequence[str]] = {}
     too_many: list[str] = []
     if options.publish_service:
         home, _, service = options.publish_service.partition("/")
         scopes[Scope(_SERVICE, home, service)] = ()
+    for kind in policies:
+        namespaces = (options.namespaces or ("",)) if kind.is_namespaced else ("",)
+        scopes.update((Scope(kind, namespace), ()) for namespace in namespaces)
     for kind in CONFIGURED:
         name = (kind.group, kind.kind)
         if name not in kinds or name in _NEVER:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.config.served_kinds import CONFIGURED, READ_KINDS
+from egressproxy.config.served_kinds import CONFIGURED, READ_KINDS, ServedKind
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes import cluster_source, discovery, messages, named_reflector, reflector, watched_scopes
 from egressproxy.kubernetes.cluster_source import ClusterSource
@@ -290,6 +290,37 @@ async def test_pods_are_those_with_the_labels_that_a_configuration_selects(tmp_p
 async def test_what_is_no_selector_is_never_sent(key):
     scopes, _ = watched_scopes.watched_scopes(ClusterOptions(), {("", "Pod")}, [("", "Pod", *key)])
     assert not scopes
+
+
+async def test_policies_of_experiments_that_nobody_reads_are_given_and_no_other_unknown_kind(tmp_path, monkeypatch):
+    group = "agentic.networking.x-k8s.io"
+    limit = ServedKind(group, "XLimitPolicy", ("v1alpha1",))
+    others = (
+        ServedKind(group, "XThing", ("v1alpha1",)),
+        ServedKind("gateway.networking.x-k8s.io", "XBackendTrafficPolicy", ("v1alpha1",)),
+        ServedKind("vendor.example", "LimitPolicy", ("v1",)),
+    )
+    server = ApiServer((*CONFIGURED, LEASE, limit, *others))
+    for kind in (limit, *others):
+        made = core(kind.kind, "one")
+        server.put({**made, "apiVersion": kind.api_version(kind.versions[0]), "spec": {"targetRefs": []}})
+    monkeypatch.setattr(cluster_source, "DISCOVER_S", 0.01)
+    async with sourced(tmp_path, server) as it:
+        assert await it.take() == ["XLimitPolicy/one"]
+        server.kinds = (*CONFIGURED, LEASE)  # an API server that starts
+        asked = len(server.asked("GET /apis"))
+        await until(lambda: len(server.asked("GET /apis")) > asked + 9)
+        assert await it.take() == ["XLimitPolicy/one"]
+
+
+async def test_a_policy_of_experiments_that_may_not_be_read_is_told(tmp_path):
+    limit = ServedKind("agentic.networking.x-k8s.io", "XLimitPolicy", ("v1alpha1",))
+    server = ApiServer((*CONFIGURED, LEASE, limit))
+    server.forbidden.add(limit.plural)
+    async with sourced(tmp_path, server) as it:
+        await it.take()
+        (problem,) = it.source.problems()
+        assert problem.startswith("cannot list xlimitpolicies.agentic.networking.x-k8s.io: add to")
 
 
 async def test_endpoints_stay_while_others_are_asked_for(tmp_path):

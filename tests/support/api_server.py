@@ -157,10 +157,13 @@ class ApiServer:
         group, version, *rest = ("", *parts[1:]) if parts[0] == "api" else parts[1:]
         if not rest:
             names = [
-                {"name": each.plural, "verbs": ["list", "watch"]}
+                {
+                    "name": each.plural, "kind": each.kind, "namespaced": each.is_namespaced,
+                    "verbs": ["list", "watch"],
+                }
                 for each in self.kinds
                 if each.group == group and version in each.versions
-            ]
+            ]  # fmt: skip
             return web.json_response({"kind": "APIResourceList", "resources": names})
         namespace = rest[1] if rest[0] == "namespaces" and len(rest) > 2 else ""
         plural, *more = rest[2:] if namespace else rest

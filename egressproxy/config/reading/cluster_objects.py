@@ -30,7 +30,7 @@ from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.config.served_kinds import READ_KINDS
 
 #: The origin of cluster objects, whose authors have fewer rights than the operator.
-_ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)
+CLUSTER_ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)
 #: The specs that replace unreadable ones: no destination is allowed, no certificate is trusted.
 CLOSED_POLICY: Final[dict[str, Any]] = {
     "destinations": {"allow": [], "deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]},
@@ -64,11 +64,15 @@ TARGETS: Final = {
 
 
 def cluster_objects(
-    packed: bytes, tell: Callable[[Problem], None], others: Iterable[Resource], read: set[tuple[str, str]]
+    packed: bytes,
+    tell: Callable[[Problem], None],
+    others: Iterable[Resource],
+    read: set[tuple[str, str]],
+    leave_out: Callable[[dict[str, Any]], None] = lambda _value: None,
 ) -> Iterator[Resource]:
     """The objects of `kubernetes.cluster_source`; `tell` is called for each that is not served as written. `others`
     are objects of other sources, which may be policy targets, too. `read` gets the completely read kinds (group and
-    kind).
+    kind); `leave_out` is called with each object of a kind that is not read.
     """
     everything, unknown = list(others), []
     for line in zlib.decompress(packed).split(b"\n"):
@@ -76,6 +80,9 @@ def cluster_objects(
             value: dict[str, Any] = deep_json.loads(line)
             if value["kind"] == READ_KINDS:
                 read |= {(group, kind) for group, kind in value["read"]}
+                continue
+            if kind_class(value["apiVersion"], value["kind"], value.get("spec")) is None:
+                leave_out(value)
                 continue
             made = _read(value, tell, is_too_deep=deep_json.is_too_deep(line))
             if isinstance(made, Resource):
@@ -89,8 +96,7 @@ def cluster_objects(
 
 def _read(value: dict[str, Any], tell: Callable[[Problem], None], *, is_too_deep: bool) -> Resource | _Unknown | None:
     kind = kind_class(value["apiVersion"], value["kind"], value.get("spec"))
-    if kind is None:
-        return None
+    assert kind is not None
     if is_too_deep:
         message = f"it has more than {deep_json.MAX_DEPTH} levels of objects and lists"
         tell(_problem(value, "", message, "nest it less", Severity.UNSERVED))
@@ -102,7 +108,7 @@ def _read(value: dict[str, Any], tell: Callable[[Problem], None], *, is_too_deep
         for problem in _problems(error, kind, value):
             tell(problem)
         return _closed(kind, value, tell)
-    made.written(value, _ORIGIN)
+    made.written(value, CLUSTER_ORIGIN)
     return made
 
 
@@ -151,7 +157,7 @@ def _stand_in(kind: type[Resource], value: dict[str, Any], spec: dict[str, Any])
         made = kind.model_validate(closed)
     except ValidationError:
         return None
-    made.written(closed, _ORIGIN)
+    made.written(closed, CLUSTER_ORIGIN)
     return made
 
 
@@ -179,7 +185,7 @@ class _Unknown(NamedTuple):
             together = tuple(dict.fromkeys(ref for part in parts if part is not None for ref in part.spec.target_refs))
             whole = made.model_copy(update={"spec": made.spec.model_copy(update={"target_refs": together})})
             spec = {"targetRefs": refs, **_CLOSED[self.kind]}
-            whole.written({**made.to_manifest(), "spec": spec}, _ORIGIN)
+            whole.written({**made.to_manifest(), "spec": spec}, CLUSTER_ORIGIN)
             yield whole
         message = "the targets cannot be read: all possible targets in the namespace of the policy are closed"
         tell(_problem(self.value, "spec.targetRefs", message, "correct or remove the policy", Severity.UNSERVED))

@@ -14,13 +14,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from egressproxy.config.reading.cluster_objects import CLOSED_POLICY, TARGETS
-from egressproxy.config.resources.kinds import EXPERIMENTAL
 from egressproxy.config.resources.meta import ObjectMeta, Origin, Resource
 from egressproxy.config.resources.policy import EgressPolicy, EgressPolicySpec, EgressPolicyTargetReference
+from egressproxy.config.served_kinds import HARMLESS_POLICIES, is_experiment
 from egressproxy.model.published_object import Key
 
-#: Kinds with targets that never restrict: how connections and records are made.
-_SETTINGS: Final = frozenset({"XBackendTrafficPolicy", "XTelemetryPolicy"})
 _FIELDS: Final = ("group", "kind", "namespace", "name", "sectionName")
 _UNPRINTABLE: Final = re.compile(r"[^!-~]")
 
@@ -50,7 +48,7 @@ class LeftOutPolicy(EgressPolicy):
 def left_out_policy(value: dict[str, Any], origin: Origin) -> LeftOutPolicy | None:
     """What stands for an object of a kind that is not read; None if it cannot restrict anything here."""
     api_version, kind, spec = value["apiVersion"], value["kind"], value.get("spec")
-    if not EXPERIMENTAL.search(api_version.rpartition("/")[0]) or kind in _SETTINGS or not isinstance(spec, dict):
+    if not is_experiment(api_version.rpartition("/")[0]) or kind in HARMLESS_POLICIES or not isinstance(spec, dict):
         return None
     written = spec.get("targetRefs", spec.get("targetRef"))
     if written is None or written == []:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, foreign_kind, path_text, unknown_kind
 from egressproxy.config.reading.broken_objects import BrokenObjects
-from egressproxy.config.reading.cluster_objects import cluster_objects
+from egressproxy.config.reading.cluster_objects import CLUSTER_ORIGIN, cluster_objects
 from egressproxy.config.reading.field_locations import field_locations
 from egressproxy.config.reading.left_out_policies import LeftOutPolicy, left_out_policy
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
@@ -38,6 +38,9 @@ from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 
 #: The range of meaningful file times, 1980 to 2100: archives and images use other times as placeholders.
 _TIMES = (315_532_800, 4_102_444_800)
+
+_LEFT_OUT_CLOSED: Final = "it is left out, and its targets are closed"
+_NOT_READ: Final = "this kind is not read; remove the object to open them"
 
 #: Kinds of which only referenced objects are read from a cluster.
 BY_REFERENCE: Final = frozenset(
@@ -255,8 +258,17 @@ class _ManifestReader:
         def tell(problem: Problem) -> None:
             (self.problems if problem.severity is Severity.ERROR else self.warnings).append(problem)
 
+        def leave_out(value: dict[str, Any]) -> None:
+            closing = left_out_policy(value, CLUSTER_ORIGIN)
+            if closing is not None:
+                self.left_out.append(closing)
+                problem = Problem(
+                    "", 0, 0, str(closing), "", _LEFT_OUT_CLOSED, _NOT_READ, Severity.UNSERVED, "KindLeftOut"
+                )
+                self.warnings.append(problem)
+
         self.read_kinds = set()
-        for made in cluster_objects(packed, tell, tuple(self.objects.values()), self.read_kinds):
+        for made in cluster_objects(packed, tell, tuple(self.objects.values()), self.read_kinds, leave_out):
             first = self.objects.setdefault(made.key, made)
             if first is not made:
                 message = f"the object of this name in {first.origin} stands in its place"
@@ -400,8 +412,8 @@ class _ManifestReader:
             if closing is not None:
                 self.left_out.append(closing)
                 if not left_out.startswith(("did you mean", "use ")):
-                    left_out = "this kind is not read; remove the object to open them"
-                message += ", and its targets are closed"
+                    left_out = _NOT_READ
+                message = _LEFT_OUT_CLOSED
             self.warnings.append(
                 Problem(self._origin.file, *location, named, "", message, left_out, severity, "KindLeftOut")
             )

@@ -7,8 +7,6 @@ of its neighbours with it. What looks like a misspelt kind or group of those tha
 everything in our own group.
 """
 
-import re
-
 from egressproxy.config.resources.backend import (
     Backend,
     BackendTlsPolicy,
@@ -34,6 +32,7 @@ from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
+from egressproxy.config.served_kinds import is_experiment
 from egressproxy.model.near_names import did_you_mean
 
 KINDS: tuple[type[Resource], ...] = (
@@ -110,8 +109,6 @@ def why_left_out(api_version: str, kind: str) -> str:
     return _INSTEAD.get(kind, "objects of this kind do nothing here" if group in _KUBERNETES else "not supported")
 
 
-#: Groups of Kubernetes' experiments.
-EXPERIMENTAL = re.compile(r"(^|\.)x-k8s\.io$")
 #: Our own unique names.
 _OURS = {kind.KIND for kind in KINDS if kind.GROUP == OUR_GROUP} - {"Backend"}
 #: How much like a known name another is that counts as misspelt, of groups and of kinds: egressproxy.com is, and
@@ -126,7 +123,7 @@ def is_foreign(api_version: str, kind: str) -> bool:
     group = api_version.rpartition("/")[0]
     if group in ("", OUR_GROUP):
         return False
-    if EXPERIMENTAL.search(group):
+    if is_experiment(group):
         return True  # its kinds come and go, with names much like each other
     groups = {known.GROUP for known in KINDS} | _KUBERNETES.keys() | _GATEWAY_API.keys()
     names = _OURS
