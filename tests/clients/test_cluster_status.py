@@ -363,3 +363,35 @@ def test_an_x_backend_leads_to_the_pods_with_its_labels_as_they_become_ready(ser
         assert [each["ancestorRef"]["name"] for each in shown] == ["pods"]
         server.request("DELETE", f"{pods}/two?gracePeriodSeconds=0")
         wait_until(lambda: "no_endpoint" in answer(), "a Pod that is gone is asked")
+
+
+def test_a_policy_of_a_kind_that_nobody_reads_closes_its_target_until_it_is_gone(server: RealApiServer, tmp_path: Path):
+    port, group = free_port(), "limits.test.x-k8s.io"
+    made = definition(group, "XLimitPolicy", "v1alpha1", {})
+    made["metadata"]["name"] = f"xlimitpolicies.{group}"
+    made["spec"]["names"]["plural"] = "xlimitpolicies"
+    told = server.kubectl("create", "--validate=false", "-f", "-", text=yaml.safe_dump(made))
+    assert "error" not in told.lower(), told
+    policies = f"/apis/{group}/v1alpha1/namespaces/team/xlimitpolicies"
+    wait_until(lambda: server.request("GET", policies)[0] == 200, "the kind is not served")
+    ref = {"group": GATEWAY, "kind": "HTTPRoute", "name": "limited"}
+    policy = {
+        "apiVersion": f"{group}/v1alpha1", "kind": "XLimitPolicy", "metadata": {"name": "limit"},
+        "spec": {"targetRefs": [ref]},
+    }  # fmt: skip
+    assert server.request("POST", policies, policy)[0] == 201
+    put(server, m.gateway(m.http_listener(port), name="limited"))
+    route = m.http_route("limited", {"backendRefs": [{"name": "missing", "port": 80}]})
+    route["spec"] |= {"parentRefs": [{"name": "limited"}]}
+    put(server, route)
+
+    def reason() -> str:
+        with socket.create_connection(("127.0.0.1", port), WAIT_S) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
+            answer = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")[2]
+        return str(json.loads(answer)["error"]["reason"])
+
+    with Sourced(tmp_path / "one", server):
+        assert reason() == "unknown_extension"
+        server.request("DELETE", f"{policies}/limit")
+        wait_until(lambda: reason() == "backend_invalid", "the target is closed still")
