@@ -18,9 +18,10 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from egressproxy.config.resources.kinds import BY_API_VERSION
+from egressproxy.config.resources.kinds import BY_API_VERSION, LIKE_GROUP, LIKE_KIND
 from egressproxy.config.resources.object_references import LocalObjectReference
 from egressproxy.config.resources.values import RefusedValue
+from egressproxy.config.served_kinds import is_experiment
 from egressproxy.model.near_names import did_you_mean
 
 #: The most characters of a value in messages.
@@ -90,9 +91,16 @@ def foreign_kind(api_version: str, kind: str, spec: object) -> tuple[str, bool]:
     """The remedy for an object of a vendor's kind, and whether it attaches to a gateway."""
     if kind in _ELSEWHERE:
         return _ELSEWHERE[kind], True
+    nothing, group = "this kind is unknown here, and its settings have no effect", api_version.rpartition("/")[0]
+    if is_experiment(group):
+        groups = {version: version.rpartition("/")[0] for version, known in BY_API_VERSION if known == kind}
+        near = [version for version, known in groups.items() if did_you_mean(group, (known,), "", LIKE_GROUP)]
+        if near:
+            return f"use {' or '.join(near)}", True
+        return did_you_mean(kind, sorted({known for _, known in BY_API_VERSION}), nothing, LIKE_KIND), True
     attaches = isinstance(spec, dict) and not spec.keys().isdisjoint(_ATTACHES)
     if attaches or "k8s.io/" in api_version or any(kind == known for _, known in BY_API_VERSION):
-        return "this kind is unknown here, and its settings have no effect", True
+        return nothing, True
     return "objects of this kind do nothing here", False
 
 

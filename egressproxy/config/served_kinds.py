@@ -54,6 +54,15 @@ AGENTIC: Final = "agentic.networking.x-k8s.io"
 #: Our group, first in discovery: of two groups with a kind `Backend`, kubectl takes the first.
 OURS: Final = "egressproxy.io"
 
+#: Kinds of Kubernetes' experiments with targets that they never restrict: how connections and records are made.
+HARMLESS_POLICIES: Final = frozenset({"XBackendTrafficPolicy", "XTelemetryPolicy"})
+
+
+def is_experiment(group: str) -> bool:
+    """Whether a group is one of Kubernetes' experiments."""
+    return f".{group}".endswith(".x-k8s.io")
+
+
 #: An internal kind among the objects of a cluster: the kinds that are read. No API server has it.
 READ_KINDS: Final = "ReadKinds"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
@@ -19,7 +19,7 @@ from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateC
 from egressproxy.gateway.route import DefaultRoutes, Route
 from egressproxy.gateway.subject_overrides import SubjectOverrides
 from egressproxy.identity.peers import AddressTable, CertificateTable, workload
-from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
+from egressproxy.ir.backend import ConnectionIR, EndpointAddress
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
@@ -221,14 +221,17 @@ class Snapshot:
 def replace_endpoints(
     clusters: dict[ConnectionIR, Cluster], updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]
 ) -> bool:
-    """Let Services lead to these addresses, by name ("namespace/name") and port, without another snapshot.
+    """Let Services lead to these addresses, by `BackendIR.service` and port, without another snapshot.
 
-    Returns False where one is needed for some of them.
+    The addresses of selected Pods are under port 0, since an XBackend has one port for all of them. Returns
+    False where another snapshot is needed for some of them.
     """
     is_done = True
     for spec, cluster in list(clusters.items()):
         backend = spec.backend
-        endpoints = updates.get((backend.name, backend.port)) if backend.destination is Destination.SERVICE else None
+        endpoints = updates.get((backend.service, backend.port))
+        if (backend.service, 0) in updates:
+            endpoints = tuple(replace(each, port=backend.port) for each in updates[backend.service, 0])
         if endpoints is None or endpoints == backend.endpoints:
             continue
         if cluster.replace_endpoints(endpoints):

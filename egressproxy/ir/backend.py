@@ -124,6 +124,8 @@ class BackendIR:
     `extensions` are its own, as a part of its identity; the running ones, including these, are in
     `WeightedBackend.extensions`. Secrets are left out, except those of connection filters, so that a rotation closes no
     connections.
+    `service` is the Service of a SERVICE ("namespace/name"), or its namespace and label selector of Pods ("namespace
+    selector"): where `endpoints` come from.
     `kind` is the object's kind, with its group if any: "Backend.egressproxy.io". `shares_name`: a Backend of another
     group has the same name.
     """
@@ -133,6 +135,7 @@ class BackendIR:
     hostname: str = ""
     port: int = 0
     endpoints: tuple[EndpointAddress, ...] = ()
+    service: str = ""
     protocol: Protocol = Protocol.HTTP
     tls: BackendTlsIR | None = None
     parent: BackendIR | None = None

@@ -141,7 +141,8 @@ class SessionIR:
 
     `name` is that of the cookie, or with `is_header` of the header field. `scope` names the rule: a session of one rule
     says nothing to another. `absolute_s` and `idle_s` end a session; 0 is never. `is_permanent`: the cookie itself says
-    when it ends. `path` is the cookie's where a regular expression matched; "" where none can.
+    when it ends. `path` is the cookie's where a regular expression matched; "" where none can. `cookie_path` is the one
+    that the rule says; "": that of the match.
     """
 
     name: str
@@ -151,6 +152,7 @@ class SessionIR:
     idle_s: float = 0.0
     is_permanent: bool = False
     path: str = ""
+    cookie_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

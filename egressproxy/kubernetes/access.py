@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from egressproxy.config.compile.interface import BUILTIN_CLASS, CATALOG
 from egressproxy.config.served_kinds import CONFIGURED, ServedKind, lease_names
+from egressproxy.kubernetes.object_store import ALL_PODS
 from egressproxy.model.published_object import Key
 
 #: An API server allows `list` and `watch` of one name, too, where `resourceNames` has it (fieldSelector metadata.name).
@@ -93,7 +94,7 @@ _READ_FOR: Final[Mapping[str, tuple[str, _When]]] = {
     "Secret": ("Secrets that the configuration refers to.", _When.BY_NAME),
     "ConfigMap": ("ConfigMaps that the configuration refers to.", _When.BY_NAME),
     "ClusterTrustBundle": ("ClusterTrustBundles that the configuration refers to.", _When.BY_NAME),
-    "Pod": ("Identity by address: whose a source address is.", _When.IF_WANTED),
+    "Pod": ("Pods: whose a source address is, and the endpoints of XBackends.", _When.IF_WANTED),
     "ServiceAccount": ("", _When.NEVER),  # Pods name their service accounts
 }
 #: Read resource -> the resource in lookups, if different.
@@ -146,7 +147,7 @@ def needed(needs: Needs) -> dict[str, tuple[Rule, ...]]:
                 found[""].append(row.rule())
             case _:
                 more = (DEFAULT_NAMESPACE,) if row.when is _When.OF_OBJECTS and needs.namespaces else ()
-                for namespace in dict.fromkeys((*everywhere, *more)):
+                for namespace in dict.fromkeys((*_namespaces(row, needs, everywhere), *more)):
                     found[namespace].append(row.rule())
     if needs.published is not None:
         namespace, name = needs.published
@@ -159,6 +160,14 @@ def needed(needs: Needs) -> dict[str, tuple[Rule, ...]]:
 def _is_wanted(row: _Row, needs: Needs) -> bool:
     kind = _KINDS[_WANTED_AS.get(row.resource, row.resource)]
     return needs.referenced is None or any(key[:2] == (kind.group, kind.kind) for key in needs.referenced)
+
+
+def _namespaces(row: _Row, needs: Needs, everywhere: tuple[str, ...]) -> Iterable[str]:
+    """The namespaces of a rule: of Pods that are wanted by their labels, only those of the selectors."""
+    keys = {key for key in needs.referenced or () if key[:2] == ALL_PODS[:2]}
+    if row.resource != "pods" or not keys or ALL_PODS in keys:
+        return everywhere
+    return sorted(namespace for _, _, namespace, _ in keys if {"", namespace} & set(everywhere))
 
 
 def _by_name(row: _Row, needs: Needs, everywhere: tuple[str, ...]) -> Iterable[tuple[str, Rule]]:

@@ -15,15 +15,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
-from egressproxy.config.reading.endpoint_slices import ready_endpoints
-from egressproxy.config.served_kinds import AGENTIC, GATEWAY, OURS
+from egressproxy.config.reading.endpoint_slices import ready_addresses, ready_endpoints, service_of_pods
+from egressproxy.config.served_kinds import AGENTIC, GATEWAY, OURS, ServedKind
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials
-from egressproxy.kubernetes.discovery import AvailableKinds, discovered
+from egressproxy.kubernetes.discovery import GONE_S, AvailableKinds, discovered
 from egressproxy.kubernetes.messages import Changed, ChangedRoutes, Endpoints
 from egressproxy.kubernetes.named_reflector import NamedReflector
-from egressproxy.kubernetes.object_store import READ_SCOPE, SLICES, ObjectStore, Scope, StoredObject, lines, read_kinds
+from egressproxy.kubernetes.object_store import (
+    ALL_PODS,
+    READ_SCOPE,
+    SLICES,
+    ObjectStore,
+    Scope,
+    StoredObject,
+    lines,
+    read_kinds,
+)
 from egressproxy.kubernetes.reflector import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reflector
 from egressproxy.kubernetes.status_writer import service_addresses
 from egressproxy.kubernetes.watched_scopes import watched_scopes
@@ -48,8 +57,6 @@ _ALWAYS_NEEDED: Final = frozenset({(OURS, "EgressPolicy"), (AGENTIC, "XAccessPol
 _NEEDED_AT_START: Final = frozenset(
     (GATEWAY, kind) for kind in ("GatewayClass", "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute")
 )
-#: A compilation has to know whether Pods are read, since no Pod at all says something.
-_POD: Final = ("", "Pod")
 
 
 class _Given(Enum):
@@ -80,6 +87,7 @@ class ClusterSource:
         self._reflectors: dict[Scope, tuple[Reflector, asyncio.Task[None]]] = {}
         self._leaving: list[Scope] = []
         self._kinds = AvailableKinds({scope.split()[0] for scope in versions})
+        self._policies: dict[ServedKind, float] = {}  # of kinds that are not read: when they were there last
         self._has_lost_kinds = False  # since what was given last
         self._is_discovered = False
         self._problem = "the API server has not answered yet"
@@ -107,14 +115,17 @@ class ClusterSource:
             try:
                 if self.client is None:
                     self.client = ApiClient(await Credentials.load(self._options))
-                found = await discovered(self.client)
+                found, policies = await discovered(self.client)
             except (ApiError, *UNREACHABLE) as error:
                 self._problem = f"the API server cannot be reached: {error or type(error).__name__}"
                 self._changed.set()
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
                 continue
-            self._has_lost_kinds |= self._kinds.update(found, asyncio.get_running_loop().time())
+            now = asyncio.get_running_loop().time()
+            self._has_lost_kinds |= self._kinds.update(found, now)
+            seen = {**self._policies, **dict.fromkeys(policies, now)}
+            self._policies = {kind: at for kind, at in seen.items() if now - at <= GONE_S}
             if not self._is_discovered and (missing := self._kinds.missing()):
                 log.info(
                     "kinds that this cluster does not have, looked for again every %g s: %s",
@@ -135,13 +146,13 @@ class ClusterSource:
 
     def _adjust(self) -> None:
         assert self.client is not None
-        scopes, self._too_many = watched_scopes(self._options, self._kinds.versions, self._referenced)
+        scopes, self._too_many = watched_scopes(self._options, self._kinds.versions, self._referenced, self._policies)
         for scope in self._reflectors.keys() - scopes.keys():
             _, task = self._reflectors.pop(scope)
             task.cancel()
             self._leaving.append(scope)  # until what takes its place is read
         for scope, names in scopes.items():
-            version = self._kinds.versions[scope.kind.group, scope.kind.kind]
+            version = self._kinds.versions.get((scope.kind.group, scope.kind.kind), scope.kind.versions[0])
             since = self._before.get(str(scope), "")
             if scope in self._reflectors and self._reflectors[scope][0].version != version:
                 old, task = self._reflectors.pop(scope)  # a server may serve the old one no longer
@@ -198,17 +209,18 @@ class ClusterSource:
         self._forget_left()
         self._note_read()
         self._given = _Given.OBJECTS
-        self.store.changed.clear()
-        self.store.services.clear()
-        self.changed_routes.clear()
+        for changed in (self.store.changed, self.store.services, self.store.pods, self.changed_routes):
+            changed.clear()
         return zlib.compress(lines(each for _, each in self.relevant()), 1)
 
     def _note_read(self) -> None:
-        """Have the kinds among the objects of which all is read (`object_store.read_kinds`)."""
-        scopes = [
-            each for each, _ in self._reflectors.values() if (each.scope.kind.group, each.scope.kind.kind) == _POD
-        ]
-        key, each = read_kinds([_POD] if scopes and all(each.is_synced for each in scopes) else [])
+        """Have the kinds among the objects of which all is read (`object_store.read_kinds`): whether all Pods are,
+        since no Pod at all says something.
+        """
+        pod = ALL_PODS[:2]
+        scopes = [each for each, _ in self._reflectors.values() if (each.scope.kind.group, each.scope.kind.kind) == pod]
+        is_read = ALL_PODS in self._referenced and bool(scopes) and all(each.is_synced for each in scopes)
+        key, each = read_kinds([pod] if is_read else [])
         self.store.put(READ_SCOPE, key, each)
 
     def take_routes(self, referenced: Collection[Key]) -> bytes:
@@ -268,7 +280,9 @@ class ClusterSource:
             self._note_read()
             if self._given is _Given.NOTHING or (self._given is _Given.FROM_DISK and self.why_not_ready()):
                 continue
-            if not self.store.changed and not self.store.services and not self._has_lost_kinds:
+            if ALL_PODS in self._referenced:
+                self.store.changed |= self.store.pods  # whose an address is: a configuration says it
+            if not (self.store.changed or self.store.services or self.store.pods or self._has_lost_kinds):
                 continue
             deadline = asyncio.get_running_loop().time() + PATIENCE_S
             revision = -1
@@ -290,14 +304,40 @@ class ClusterSource:
                 self._tell(Endpoints(updates))
 
     def _endpoints(self) -> EndpointUpdates:
-        """The addresses of the Services whose slices have changed, where a configuration refers to them."""
-        services = set(self.store.services)
+        """The addresses of the Services whose slices have changed, where a configuration refers to them.
+
+        Also those of selected Pods in namespaces with a changed Pod.
+        """
+        services, namespaces = set(self.store.services), {key[2] for key in self.store.pods}
         self.store.services.clear()
-        return self._endpoints_of(services)
+        self.store.pods.clear()
+        return {**self._endpoints_of(services), **self._selected_pods(namespaces)}
 
     def every_endpoint(self) -> EndpointUpdates:
-        """The addresses of all Services that a configuration refers to."""
-        return self._endpoints_of({key[2:] for key in self._referenced if key[:2] == ("", "Service")})
+        """The addresses of all Services and Pods that a configuration refers to."""
+        services = {key[2:] for key in self._referenced if key[:2] == ("", "Service")}
+        return {**self._endpoints_of(services), **self._selected_pods({key[2] for key in self._referenced})}
+
+    def _selected_pods(self, namespaces: Collection[str]) -> EndpointUpdates:
+        """By namespace and selector, under port 0: the addresses of the Pods that a configuration selects there."""
+        wanted = [key for key in self._referenced if key[:2] == ALL_PODS[:2] and key[2] in namespaces and key[3]]
+        if not wanted:
+            return {}
+        pods: dict[str, list[dict[str, Any]]] = {}
+        for key, each in self.store.objects():
+            if key[:2] == ALL_PODS[:2]:
+                pods.setdefault(key[2], []).append(json.loads(each.manifest))
+        found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}
+        for _, _, namespace, selector in wanted:
+            labels = dict(part.partition("=")[::2] for part in selector.split(","))
+            selected = (
+                pod
+                for pod in pods.get(namespace, ())
+                if labels.items() <= (pod["metadata"].get("labels") or {}).items()
+            )
+            addresses = ready_addresses(selected, has_kubelet=True)
+            found[service_of_pods(namespace, selector), 0] = tuple(EndpointAddress(each, 0) for each in addresses)
+        return found
 
     def _endpoints_of(self, services: Collection[tuple[str, str]]) -> EndpointUpdates:
         found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}

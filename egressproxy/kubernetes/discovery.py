@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from egressproxy.config.served_kinds import CONFIGURED, ServedKind
+from egressproxy.config.served_kinds import CONFIGURED, HARMLESS_POLICIES, ServedKind, is_experiment
 from egressproxy.kubernetes.api_client import ApiClient, ApiError, api_root
 
 #: Older versions that are read, too, beside those that files may have.
@@ -53,15 +53,17 @@ def versions_of(kind: ServedKind) -> tuple[str, ...]:
     return (*kind.versions, *_ALSO.get((kind.group, kind.kind), ()))
 
 
-async def discovered(client: ApiClient) -> dict[tuple[str, str], str]:
-    """The version of each kind that the server has, by group and kind. Raises ApiError, and what is in UNREACHABLE."""
+async def discovered(client: ApiClient) -> tuple[dict[tuple[str, str], str], tuple[ServedKind, ...]]:
+    """The version of each kind that the server has, by group and kind; and the unread policies of Kubernetes'
+    experiments (`config.reading.left_out_policies`). Raises ApiError, and what is in UNREACHABLE.
+    """
     groups = await client.get("/apis")
     served = {
         (group.get("name"), version.get("version"))
         for group in _dicts(groups.get("groups"))
         for version in _dicts(group.get("versions"))
     } | {("", "v1")}
-    plurals: dict[tuple[str, str], set[str]] = {}
+    plurals: dict[tuple[str, str], dict[str, ServedKind]] = {}
     found: dict[tuple[str, str], str] = {}
     for kind in CONFIGURED:
         for version in versions_of(kind):
@@ -73,18 +75,31 @@ async def discovered(client: ApiClient) -> dict[tuple[str, str], str]:
             if kind.plural in plurals[group_version]:
                 found[kind.group, kind.kind] = version
                 break
-    return found
+    policies: dict[tuple[str, str], ServedKind] = {}
+    read = {(kind.group, kind.kind) for kind in CONFIGURED}
+    for group, version in sorted((str(group), str(version)) for group, version in served):
+        if not is_experiment(group):
+            continue
+        if (group, version) not in plurals:
+            plurals[group, version] = await _watchable(client, group, version)
+        for plural, kind in plurals[group, version].items():
+            is_policy = kind.kind.endswith("Policy") and kind.kind not in HARMLESS_POLICIES
+            if is_policy and plural == kind.plural and (group, kind.kind) not in read:
+                policies[group, kind.kind] = kind
+    return found, tuple(policies.values())
 
 
-async def _watchable(client: ApiClient, group: str, version: str) -> set[str]:
+async def _watchable(client: ApiClient, group: str, version: str) -> dict[str, ServedKind]:
     try:
         listed = await client.get(api_root(f"{group}/{version}" if group else version))
     except ApiError as error:
         if error.is_not_found:
-            return set()
+            return {}
         raise
     return {
-        str(each.get("name"))
+        str(each.get("name")): ServedKind(
+            group, str(each.get("kind")), (version,), is_namespaced=each.get("namespaced") is not False
+        )
         for each in _dicts(listed.get("resources"))
         if isinstance(verbs := each.get("verbs"), list) and "list" in verbs and "watch" in verbs
     }

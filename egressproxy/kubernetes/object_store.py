@@ -20,8 +20,8 @@ _METADATA: Final = ("name", "namespace", "uid", "generation", "creationTimestamp
 SLICES: Final = ("discovery.k8s.io", "EndpointSlice")
 #: kubectl's copy of the whole object, including a Secret's values.
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-#: Kinds whose status is input.
-_WITH_STATUS: Final = frozenset({("", "Pod")})
+#: The key by which a configuration asks for all Pods; with a namespace, and a selector as the name, for some.
+ALL_PODS: Final[Key] = ("", "Pod", "", "")
 #: The label of an EndpointSlice with the name of its Service.
 OF_SERVICE: Final = "kubernetes.io/service-name"
 _ZONE: Final = "topology.kubernetes.io/zone"
@@ -73,8 +73,10 @@ def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, S
     body = {name: part for name, part in value.items() if name not in ("apiVersion", "kind", "metadata", "status")}
     made = {"apiVersion": kind.api_version(version), "kind": kind.kind, "metadata": kept, **body}
     status = value.get("status")
-    if (kind.group, kind.kind) in _WITH_STATUS:
-        made["status"], status = status, None
+    if (kind.group, kind.kind) == ALL_PODS[:2]:
+        made |= _of_pod(body.get("spec"), status)
+        kept |= {name: metadata[name] for name in ("deletionTimestamp",) if metadata.get(name)}
+        status = None
     if kind.kind == "EndpointSlice" and version != kind.versions[0]:
         made["apiVersion"] = kind.api_version(kind.versions[0])
         made["endpoints"] = [_with_zone(each) for each in body.get("endpoints") or ()]
@@ -83,6 +85,19 @@ def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, S
     service = (metadata.get("labels") or {}).get(OF_SERVICE, "") if kind.kind == "EndpointSlice" else ""
     held = json.dumps(status).encode() if status else b""
     return key, StoredObject(str(metadata.get("resourceVersion", "")), packed, held, service)
+
+
+def _of_pod(spec: Any, status: Any) -> dict[str, Any]:
+    """The parts of a Pod that are read. Its status is input, and the rest of it changes often."""
+    spec, status = spec or {}, status or {}
+    found = {name: status[name] for name in ("podIP", "podIPs", "phase") if name in status}
+    ready = [
+        {"type": "Ready", "status": each.get("status")}
+        for each in status.get("conditions") or ()
+        if each.get("type") == "Ready"
+    ]
+    kept = {name: spec[name] for name in ("serviceAccountName", "hostNetwork") if name in spec}
+    return {"spec": kept, "status": {**found, **({"conditions": ready} if ready else {})}}
 
 
 def _with_zone(endpoint: Any) -> Any:
@@ -111,13 +126,15 @@ def read_kinds(kinds: Iterable[tuple[str, str]]) -> tuple[Key, StoredObject]:
 
 class ObjectStore:
     """`revision` counts the changes of manifests. `changed` has the objects changed since its last clear, except
-    EndpointSlices; `services` (namespace and name) have changed slices. For an object in two scopes the first wins.
+    EndpointSlices and Pods; `services` (namespace and name) have changed slices, and `pods` has the changed Pods. For
+    an object in two scopes the first wins.
     """
 
     def __init__(self) -> None:
         self.revision = 0
         self.changed: set[Key] = set()
         self.services: set[tuple[str, str]] = set()
+        self.pods: set[Key] = set()
         self._scopes: dict[Scope, dict[Key, StoredObject]] = {}
 
     def replace(self, scope: Scope, objects: Mapping[Key, StoredObject]) -> None:
@@ -165,7 +182,7 @@ class ObjectStore:
         if key[:2] == SLICES:
             self.services.update((key[2], each.service) for each in (was, now) if each is not None)
         else:
-            self.changed.add(key)
+            (self.pods if key[:2] == ALL_PODS[:2] else self.changed).add(key)
 
     def objects(self) -> Iterator[tuple[Key, StoredObject]]:
         """Every object once."""

@@ -390,6 +390,12 @@ RULES = (
     "backendRefs: [{group: egressproxy.io, kind: Backend, name: plain}]}]\n"
 )
 TWO = "  - {name: a, port: 80, protocol: HTTP}\n  - {name: b, port: 80, protocol: TCP}\n"
+LIMITING = """
+apiVersion: agentic.networking.x-k8s.io/v1alpha1
+kind: XLimitPolicy
+metadata: {name: limit}
+spec: {targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}]}
+"""
 UDP = "apiVersion: gateway.networking.k8s.io/v1alpha2\nkind: UDPRoute\nmetadata: {name: dns}\nspec: {}\n"
 
 
@@ -409,6 +415,7 @@ UDP = "apiVersion: gateway.networking.k8s.io/v1alpha2\nkind: UDPRoute\nmetadata:
          "PartlyServed"),
         ([GATEWAY, INJECTING], "SecretNotFound"),
         ([GATEWAY, UDP], "KindLeftOut"),
+        ([GATEWAY, LIMITING], "KindLeftOut"),
     ],
 )  # fmt: skip
 def test_whatever_is_not_served_as_written_fails(tmp_path: Path, manifests: list[str], code: str):

@@ -31,8 +31,15 @@ metadata: {name: route, namespace: team}
 spec:
   parentRefs: [{name: gw}]
   rules: [{backendRefs: [{name: web, port: 80}]}]
+---
+apiVersion: gateway.networking.x-k8s.io/v1alpha1
+kind: XBackend
+metadata: {name: models, namespace: team}
+spec: {type: EndpointSelector, port: {number: 80}, endpointSelector: {matchLabels: {app: models}}}
 """
-WANTED: set[Key] = {("", "Secret", "team", "cert"), ("", "Service", "team", "web")}
+WANTED: set[Key] = {
+    ("", "Secret", "team", "cert"), ("", "Service", "team", "web"), ("", "Pod", "team", "app=models"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +103,8 @@ def test_all_that_is_listed_is_permitted(server: RealApiServer):
         ("create", "", "configmaps", "egressproxy-system", ""),
         ("patch", "", "configmaps", "egressproxy-system", "other"),
         ("list", "", "pods", "", ""),
+        ("list", "", "pods", "other", ""),
+        ("get", "", "pods/log", "team", "x"),
         ("list", "", "serviceaccounts", "", ""),
         ("list", "", "namespaces", "", ""),
         ("get", "coordination.k8s.io", "leases", "other", "x"),

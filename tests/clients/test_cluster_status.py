@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -303,3 +304,94 @@ def test_gateways_of_namespaces_that_may_have_none_are_told_why(server: RealApiS
             socket.create_connection(("127.0.0.1", ports[1]), WAIT_S)
     server.request("DELETE", taken)
     server.request("DELETE", other)
+
+
+def test_an_x_backend_leads_to_the_pods_with_its_labels_as_they_become_ready(server: RealApiServer, tmp_path: Path):
+    """Their containers do not exist: what is asked is which address a request is for, or that there is none."""
+    port = free_port()
+    pods = "/api/v1/namespaces/team/pods"
+    spec = {"type": "EndpointSelector", "port": {"number": 9}, "endpointSelector": {"matchLabels": {"app": "selected"}}}
+    selecting = backend(X, "XBackend", spec)
+    selecting["metadata"]["name"] = "selecting"
+    route = m.http_route("selecting", {"backendRefs": [{"group": X, "kind": "XBackend", "name": "selecting"}]})
+    route["spec"]["parentRefs"] = [{"name": "pods"}]
+
+    def put_pod(name: str, app: str, last: int, ready: str = "True") -> None:
+        made = {
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": app}},
+            "spec": {"containers": [{"name": "c", "image": "c"}]},
+        }  # fmt: skip
+        status, told = server.request("POST", pods, made)
+        assert status == 201, told
+        address = f"127.0.0.{last}"
+        conditions = [{"type": "Ready", "status": ready}]
+        value = {
+            "status": {"podIP": address, "podIPs": [{"ip": address}], "phase": "Running", "conditions": conditions}
+        }
+        status, told = server.request("PATCH", f"{pods}/{name}/status", value, "application/merge-patch+json")
+        assert status == 200, told
+
+    def set_ready(name: str, ready: str) -> None:
+        value = {"status": {"conditions": [{"type": "Ready", "status": ready}]}}
+        status, told = server.request("PATCH", f"{pods}/{name}/status", value, "application/strategic-merge-patch+json")
+        assert status == 200, told
+
+    def answer() -> str:
+        with socket.create_connection(("127.0.0.1", port), WAIT_S) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
+            return str(json.loads(b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")[2])["error"])
+
+    put_pod("one", "selected", 31)
+    put_pod("two", "selected", 32, ready="False")
+    put_pod("other", "other", 33)
+    put(server, m.gateway(m.http_listener(port), name="pods"))
+    put(server, route)
+    path = put(server, selecting)
+    with Sourced(tmp_path / "one", server) as process:
+        wait_until(lambda: "127.0.0.31" in answer() or "upstream_refused" in answer(), "the Pod is not asked")
+        generation = process.metric("egress_config_generation")
+        set_ready("one", "False")
+        wait_until(lambda: "no_endpoint" in answer(), "a Pod that is not ready is asked")
+        set_ready("two", "True")
+        wait_until(lambda: "upstream_refused" in answer(), "the other Pod is not asked")
+        assert process.metric("egress_config_generation") == generation, "it needs no reload"
+        wait_until(lambda: "status" in server.request("GET", path)[1], "the XBackend has no status")
+        found = server.request("GET", path)[1]["status"]["ancestors"]
+        assert [each["ancestorRef"]["name"] for each in found] == ["pods"]
+        assert conditions_of(found[0])["Accepted"] == ("True", "Accepted")
+        shown = json.loads(process.admin(path)[1])["status"]["ancestors"]
+        assert [each["ancestorRef"]["name"] for each in shown] == ["pods"]
+        server.request("DELETE", f"{pods}/two?gracePeriodSeconds=0")
+        wait_until(lambda: "no_endpoint" in answer(), "a Pod that is gone is asked")
+
+
+def test_a_policy_of_a_kind_that_nobody_reads_closes_its_target_until_it_is_gone(server: RealApiServer, tmp_path: Path):
+    port, group = free_port(), "limits.test.x-k8s.io"
+    made = definition(group, "XLimitPolicy", "v1alpha1", {})
+    made["metadata"]["name"] = f"xlimitpolicies.{group}"
+    made["spec"]["names"]["plural"] = "xlimitpolicies"
+    told = server.kubectl("create", "--validate=false", "-f", "-", text=yaml.safe_dump(made))
+    assert "error" not in told.lower(), told
+    policies = f"/apis/{group}/v1alpha1/namespaces/team/xlimitpolicies"
+    wait_until(lambda: server.request("GET", policies)[0] == 200, "the kind is not served")
+    ref = {"group": GATEWAY, "kind": "HTTPRoute", "name": "limited"}
+    policy = {
+        "apiVersion": f"{group}/v1alpha1", "kind": "XLimitPolicy", "metadata": {"name": "limit"},
+        "spec": {"targetRefs": [ref]},
+    }  # fmt: skip
+    assert server.request("POST", policies, policy)[0] == 201
+    put(server, m.gateway(m.http_listener(port), name="limited"))
+    route = m.http_route("limited", {"backendRefs": [{"name": "missing", "port": 80}]})
+    route["spec"] |= {"parentRefs": [{"name": "limited"}]}
+    put(server, route)
+
+    def reason() -> str:
+        with socket.create_connection(("127.0.0.1", port), WAIT_S) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
+            answer = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")[2]
+        return str(json.loads(answer)["error"]["reason"])
+
+    with Sourced(tmp_path / "one", server):
+        assert reason() == "unknown_extension"
+        server.request("DELETE", f"{policies}/limit")
+        wait_until(lambda: reason() == "backend_invalid", "the target is closed still")

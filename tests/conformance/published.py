@@ -57,6 +57,10 @@ class Form:
     conditions: tuple[tuple[str, str], ...] = ()
     #: What a route calls its kind, where not by its own name.
     called: str = ""
+    #: The Host that the origin sees: its name, or of Pods the client's.
+    host: str = HOST
+    #: Labels of the Pod that the origin is.
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 def first(mode: str, more: str = "") -> str:
@@ -359,5 +363,8 @@ FORMS = (
     Form("xbackend-wss", x_backend("number: 443", "\n  protocol: WSS")),
     Form("xbackend-h2c", X_BACKEND_H2C, 8080, is_tls=False, is_http2=True, conditions=INSECURE),
     Form("xbackend-grpc", x_backend("number: 443", "\n  protocol: GRPC"), is_http2=True),
-    Form("xbackend-selector", X_BACKEND_SELECTOR, refused=("Accepted", "UnsupportedValue")),
+    Form(
+        "xbackend-selector", X_BACKEND_SELECTOR, 8080, is_tls=False, host="xbackend-selector.test",
+        labels=(("app", "models"),),
+    ),
 )  # fmt: skip

@@ -195,8 +195,11 @@ class World:
             "hostnames": [f"{form.name}.test"],
             "rules": [{"backendRefs": [ref]}],
         }
+        pod = m.manifest("v1", "Pod", "models", form.name, status={"podIP": self.origin.address})
+        pod["metadata"]["labels"] = dict(form.labels)
         return [
             made,
+            *([pod] if form.labels else []),
             m.config_map("vendor-ca", {"ca.crt": self.pki.ca_pem}, namespace=form.name),
             secret("egress-client-cert", form.name, pair),
             m.manifest(GRANT, "ReferenceGrant", form.name, "platform-keys", spec=grant),
@@ -290,13 +293,13 @@ def test_a_published_form_is_served(world: World, gateway: GatewayProcess, form:
     status, seen = world.ask(form)
     assert status == 200
     assert (seen["port"], seen["is_tls"], seen["client"], seen["host"].partition(":")[0]) == (
-        form.port, form.is_tls, form.client, HOST,
+        form.port, form.is_tls, form.client, form.host,
     )  # fmt: skip
     assert form.is_http2 is None or seen["is_http2"] is form.is_http2
     assert seen["authorization"] == (f"Bearer {KEY}" if form.has_key else "")
     found = conditions(shown(gateway, world.backend(form)))
     assert found["Accepted"][0] == found["ResolvedRefs"][0] == "True"
-    assert HOST in found["Accepted"][2]
+    assert (HOST if form.host == HOST else "app=models") in found["Accepted"][2]
     for kind, wanted in form.conditions:
         assert found[kind][0] == wanted
 

@@ -18,6 +18,19 @@ ROOTS: Key = ("", "ConfigMap", "team", "roots")
 PODS: Key = ("", "Pod", "", "")
 
 
+WEB: Key = ("", "Pod", "team", "app=web")
+
+
+def test_pods_are_read_in_the_namespaces_of_their_selectors_or_everywhere():
+    assert set(needed(Needs(referenced={WEB}))) >= {"", "team"}
+    for referenced, everywhere in (({WEB}, False), ({WEB, PODS}, True)):
+        rules = needed(Needs(referenced=referenced))
+        assert permits(rules, "watch", "pods", "team")
+        assert permits(rules, "watch", "pods", "other") is everywhere
+    assert not permits(needed(Needs(referenced=set())), "watch", "pods", "team")
+    assert not permits(needed(Needs(namespaces=("other",), referenced={WEB})), "watch", "pods", "team")
+
+
 def permits(rules: dict[str, tuple[Rule, ...]], verb: str, resource: str, namespace: str = "", name: str = "") -> bool:
     """Whether these rules permit this, by the rules of RBAC. `resource` as in `gateways.gateway.networking.k8s.io`."""
     plural, _, group = resource.partition(".")

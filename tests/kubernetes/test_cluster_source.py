@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from egressproxy.config.served_kinds import CONFIGURED, READ_KINDS
+from egressproxy.config.served_kinds import CONFIGURED, READ_KINDS, ServedKind
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes import cluster_source, discovery, messages, named_reflector, reflector, watched_scopes
 from egressproxy.kubernetes.cluster_source import ClusterSource
+from egressproxy.kubernetes.object_store import ALL_PODS
 from egressproxy.processes.workers.data_plane import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
 from tests.support.api_server import LEASE, ApiServer
@@ -192,6 +193,8 @@ async def test_a_kind_that_may_not_be_read_is_told_and_opens_nothing(tmp_path, k
     wanted = (kind.group, kind.kind, "team" if kind.is_namespaced else "", "x")
     if kind.kind == "EndpointSlice":
         wanted = ("", "Service", "team", "x")
+    if kind.kind == "Pod":
+        wanted = (*wanted[:3], "app=x")
     async with sourced(tmp_path, server) as it:
         it.source.want([wanted])
         async with asyncio.timeout(20):
@@ -245,6 +248,79 @@ async def test_whether_pods_are_read_is_told_with_the_objects(tmp_path):
         await until(lambda: it.changes == 2)
         await it.take()
         assert read() == [], "nobody asks for them any more"
+
+
+async def test_pods_are_those_with_the_labels_that_a_configuration_selects(tmp_path, monkeypatch):
+    server = ApiServer()
+
+    def put(name: str, app: str, namespace: str = "team", ready: str = "True", **more: Any) -> None:
+        made = core("Pod", name, namespace, spec={"nodeName": "n"}, **more)
+        made["metadata"]["labels"] = {"app": app, "tier": "x"}
+        conditions = [{"type": "Ready", "status": ready}, {"type": "Initialized", "status": "True"}]
+        server.put({**made, "status": {"podIP": "10.0.0.1", "hostIP": "10.1.0.1", "conditions": conditions}})
+
+    put("one", "web")
+    put("two", "other")
+    put("three", "web", "elsewhere")
+    web, other = (("", "Pod", "team", f"app={app},tier=x") for app in ("web", "other"))
+    async with sourced(tmp_path, server) as it:
+        await it.take()
+        assert await it.take(web) == ["Pod/one"]
+        (marker,) = [each for key, each in it.source.relevant() if key[1] == READ_KINDS]
+        assert json.loads(marker.manifest)["read"] == [], "whose an address is cannot be said"
+        selected = ("team app=web,tier=x", 0)
+        put("one", "web", ready="False")
+        await until(lambda: it.endpoints == {selected: ()})
+        put("two", "other")  # nobody asks for it
+        put("four", "web")
+        await until(lambda: it.endpoints == {selected: (EndpointAddress(ip_address("10.0.0.1"), 0),)})
+        assert it.source.every_endpoint() == it.endpoints
+        assert it.changes == 0, "it needs no reload"
+        assert await it.take(web) == ["Pod/four", "Pod/one"]
+        assert await it.take(web, other) == ["Pod/four", "Pod/one", "Pod/two"]
+        monkeypatch.setattr(watched_scopes, "FEW_NAMES", 1)
+        assert await it.take(web, other, ("", "Pod", "other", "a=b")) == ["Pod/four", "Pod/one", "Pod/two"]
+        assert it.source.figures()[0] == len({str(scope) for scope in it.source._reflectors}), "one watch for team"
+        assert await it.take(web, ALL_PODS) == ["Pod/four", "Pod/one", "Pod/three", "Pod/two"]
+
+
+@pytest.mark.parametrize(
+    "key", [("t,a", "app=a"), ("", "app=a"), ("team", "app in (a)"), ("team", "app"), ("team", "")]
+)
+async def test_what_is_no_selector_is_never_sent(key):
+    scopes, _ = watched_scopes.watched_scopes(ClusterOptions(), {("", "Pod")}, [("", "Pod", *key)])
+    assert not scopes
+
+
+async def test_policies_of_experiments_that_nobody_reads_are_given_and_no_other_unknown_kind(tmp_path, monkeypatch):
+    group = "agentic.networking.x-k8s.io"
+    limit = ServedKind(group, "XLimitPolicy", ("v1alpha1",))
+    others = (
+        ServedKind(group, "XThing", ("v1alpha1",)),
+        ServedKind("gateway.networking.x-k8s.io", "XBackendTrafficPolicy", ("v1alpha1",)),
+        ServedKind("vendor.example", "LimitPolicy", ("v1",)),
+    )
+    server = ApiServer((*CONFIGURED, LEASE, limit, *others))
+    for kind in (limit, *others):
+        made = core(kind.kind, "one")
+        server.put({**made, "apiVersion": kind.api_version(kind.versions[0]), "spec": {"targetRefs": []}})
+    monkeypatch.setattr(cluster_source, "DISCOVER_S", 0.01)
+    async with sourced(tmp_path, server) as it:
+        assert await it.take() == ["XLimitPolicy/one"]
+        server.kinds = (*CONFIGURED, LEASE)  # an API server that starts
+        asked = len(server.asked("GET /apis"))
+        await until(lambda: len(server.asked("GET /apis")) > asked + 9)
+        assert await it.take() == ["XLimitPolicy/one"]
+
+
+async def test_a_policy_of_experiments_that_may_not_be_read_is_told(tmp_path):
+    limit = ServedKind("agentic.networking.x-k8s.io", "XLimitPolicy", ("v1alpha1",))
+    server = ApiServer((*CONFIGURED, LEASE, limit))
+    server.forbidden.add(limit.plural)
+    async with sourced(tmp_path, server) as it:
+        await it.take()
+        (problem,) = it.source.problems()
+        assert problem.startswith("cannot list xlimitpolicies.agentic.networking.x-k8s.io: add to")
 
 
 async def test_endpoints_stay_while_others_are_asked_for(tmp_path):

@@ -45,6 +45,32 @@ def test_the_status_of_a_pod_is_input():
     assert made["status"] == {"podIP": "10.0.0.1"}
 
 
+def test_of_a_pod_that_is_kept_that_is_read():
+    made = kept(
+        {
+            "metadata": {
+                "name": "p", "namespace": "team", "labels": {"a": "b"}, "deletionTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": {"serviceAccountName": "web", "hostNetwork": True, "containers": [{"name": "c"}]},
+            "status": {
+                "phase": "Running", "podIPs": [{"ip": "10.0.0.1"}], "containerStatuses": [{"restartCount": 7}],
+                "conditions": [
+                    {"type": "Initialized", "status": "True"},
+                    {"type": "Ready", "status": "True", "lastProbeTime": None},
+                ],
+            },
+        },
+        PODS,
+    )  # fmt: skip
+    assert made["metadata"] == {
+        "name": "p", "namespace": "team", "labels": {"a": "b"}, "deletionTimestamp": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    assert made["spec"] == {"serviceAccountName": "web", "hostNetwork": True}
+    assert made["status"] == {
+        "phase": "Running", "podIPs": [{"ip": "10.0.0.1"}], "conditions": [{"type": "Ready", "status": "True"}],
+    }  # fmt: skip
+
+
 def test_older_endpoint_slices_are_read_in_the_newer_form():
     endpoint = {
         "addresses": ["10.0.0.1"],

@@ -157,10 +157,13 @@ class ApiServer:
         group, version, *rest = ("", *parts[1:]) if parts[0] == "api" else parts[1:]
         if not rest:
             names = [
-                {"name": each.plural, "verbs": ["list", "watch"]}
+                {
+                    "name": each.plural, "kind": each.kind, "namespaced": each.is_namespaced,
+                    "verbs": ["list", "watch"],
+                }
                 for each in self.kinds
                 if each.group == group and version in each.versions
-            ]
+            ]  # fmt: skip
             return web.json_response({"kind": "APIResourceList", "resources": names})
         namespace = rest[1] if rest[0] == "namespaces" and len(rest) > 2 else ""
         plural, *more = rest[2:] if namespace else rest
@@ -188,8 +191,8 @@ class ApiServer:
         labels, selector = metadata.get("labels") or {}, request.query.get("labelSelector", "")
         if among := re.fullmatch(r"(\S+) in \((.*)\)", selector):
             return labels.get(among[1]) in among[2].split(",")
-        name, equals, wanted = selector.partition("=")
-        return not selector or (labels.get(name) == wanted if equals else name in labels)
+        asked = [part.partition("=") for part in filter(None, selector.split(","))]
+        return all(labels.get(name) == wanted if equals else name in labels for name, equals, wanted in asked)
 
     async def _list(self, request: web.Request, kind: ServedKind, version: str, namespace: str) -> web.StreamResponse:
         if re.search(r"[=,].*[=,]", request.query.get("fieldSelector", "")):

@@ -68,6 +68,7 @@ from egressproxy.config.resources.core import ConfigMap, Service
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.gateway import ConfigIR, ListenerIR
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import WeightedBackend
@@ -279,9 +280,11 @@ class _Run:
                 self.warnings.append(problem_at(source, "", sentence, severity=Severity.WARNING, code=code))
 
     def _warn_of_slices(self, targets: Iterable[Key]) -> None:
-        """Warn of Services without written endpoints among these: without a cluster nobody else writes them."""
+        """Warn of Services and XBackends without written endpoints: without a cluster nobody else writes them."""
         for key in sorted(targets):
             service, name = self._resources.get(*key), key[3]
+            if isinstance(service, XBackend):
+                self._warn_of_pods(service)
             if (
                 isinstance(service, Service)
                 and service.spec.type != "ExternalName"
@@ -291,6 +294,14 @@ class _Run:
                 remedy = f"add one in this namespace with the label kubernetes.io/service-name: {name}"
                 code = "NoEndpointSlice"
                 self.warnings.append(problem_at(service, "", message, remedy, severity=Severity.WARNING, code=code))
+
+    def _warn_of_pods(self, backend: XBackend) -> None:
+        if backend.spec.endpoint_selector and not self._resources.has_cluster and not self._backends.selected(backend):
+            message = "no ready Pod has its labels, so that requests to it get 503"
+            remedy = (
+                "add Pods with these labels and status.podIP to this namespace, or EndpointSlices with these labels"
+            )
+            self.warnings.append(problem_at(backend, "", message, remedy, severity=Severity.WARNING, code="NoPod"))
 
     def _note_same_names(self, source: Resource) -> None:
         for where, sentence in same_name_notes(source, self._backends):

@@ -32,17 +32,18 @@ from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.config.served_kinds import READ_KINDS
 
 #: The origin of cluster objects, whose authors have fewer rights than the operator.
-_ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)
+CLUSTER_ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)
 #: The specs that replace unreadable ones: no destination or request is allowed, no certificate is trusted.
+CLOSED_POLICY: Final[dict[str, Any]] = {
+    "destinations": {"allow": [], "deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]},
+    # An unknown type, which closes all its places, including paths through a parent.
+    "extensions": [
+        {"name": f"cannot-be-read-{phase}", "type": "invalid.example/CannotBeRead:v1", "phase": phase}
+        for phase in ("request-headers", "connect")
+    ],
+}
 _CLOSED: Final[dict[type[Resource], dict[str, Any]]] = {
-    EgressPolicy: {
-        "destinations": {"allow": [], "deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]},
-        # An unknown type, which closes all its places, including paths through a parent.
-        "extensions": [
-            {"name": f"cannot-be-read-{phase}", "type": "invalid.example/CannotBeRead:v1", "phase": phase}
-            for phase in ("request-headers", "connect")
-        ],
-    },
+    EgressPolicy: CLOSED_POLICY,
     AccessPolicy: {"action": "Allow", "rules": []},
     BackendTlsPolicy: {
         "validation": {
@@ -60,7 +61,7 @@ _NOWHERE: Final = {"backendRefs": [{"name": "route-cannot-be-read", "port": 1}]}
 _BACKENDS: Final = (Backend, WorkingGroupBackend, XBackendDestination, XBackend)
 _OF_POLICIES: Final = (Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, Service, *_BACKENDS)
 #: The kinds of targets that each of them may name.
-_TARGETS: Final = {
+TARGETS: Final = {
     EgressPolicy: _OF_POLICIES,
     AccessPolicy: _OF_POLICIES,
     BackendTlsPolicy: (Service, *_BACKENDS),
@@ -68,11 +69,15 @@ _TARGETS: Final = {
 
 
 def cluster_objects(
-    packed: bytes, tell: Callable[[Problem], None], others: Iterable[Resource], read: set[tuple[str, str]]
+    packed: bytes,
+    tell: Callable[[Problem], None],
+    others: Iterable[Resource],
+    read: set[tuple[str, str]],
+    leave_out: Callable[[dict[str, Any]], None] = lambda _value: None,
 ) -> Iterator[Resource]:
     """The objects of `kubernetes.cluster_source`; `tell` is called for each that is not served as written. `others`
     are objects of other sources, which may be policy targets, too. `read` gets the completely read kinds (group and
-    kind).
+    kind); `leave_out` is called with each object of a kind that is not read.
     """
     everything, unknown = list(others), []
     for line in zlib.decompress(packed).split(b"\n"):
@@ -80,6 +85,9 @@ def cluster_objects(
             value: dict[str, Any] = deep_json.loads(line)
             if value["kind"] == READ_KINDS:
                 read |= {(group, kind) for group, kind in value["read"]}
+                continue
+            if kind_class(value["apiVersion"], value["kind"], value.get("spec")) is None:
+                leave_out(value)
                 continue
             made = _read(value, tell, is_too_deep=deep_json.is_too_deep(line))
             if isinstance(made, Resource):
@@ -93,8 +101,7 @@ def cluster_objects(
 
 def _read(value: dict[str, Any], tell: Callable[[Problem], None], *, is_too_deep: bool) -> Resource | _Unknown | None:
     kind = kind_class(value["apiVersion"], value["kind"], value.get("spec"))
-    if kind is None:
-        return None
+    assert kind is not None
     if is_too_deep:
         message = f"it has more than {deep_json.MAX_DEPTH} levels of objects and lists"
         tell(_problem(value, "", message, "nest it less", Severity.UNSERVED))
@@ -106,7 +113,7 @@ def _read(value: dict[str, Any], tell: Callable[[Problem], None], *, is_too_deep
         for problem in _problems(error, kind, value):
             tell(problem)
         return _closed(kind, value, tell)
-    made.written(value, _ORIGIN)
+    made.written(value, CLUSTER_ORIGIN)
     return made
 
 
@@ -155,7 +162,7 @@ def _stand_in(kind: type[Resource], value: dict[str, Any], spec: dict[str, Any])
         made = kind.model_validate(closed)
     except ValidationError:
         return None
-    made.written(closed, _ORIGIN)
+    made.written(closed, CLUSTER_ORIGIN)
     return made
 
 
@@ -174,7 +181,7 @@ class _Unknown(NamedTuple):
         refs += [
             {"group": each.GROUP, "kind": each.KIND, "name": each.name}
             for each in everything
-            if isinstance(each, _TARGETS[self.kind]) and each.namespace == namespace
+            if isinstance(each, TARGETS[self.kind]) and each.namespace == namespace
         ]
         parts = [_policy(self.kind, self.value, [ref]) for ref in refs]
         made = next(filter(None, parts), None)
@@ -183,7 +190,7 @@ class _Unknown(NamedTuple):
             together = tuple(dict.fromkeys(ref for part in parts if part is not None for ref in part.spec.target_refs))
             whole = made.model_copy(update={"spec": made.spec.model_copy(update={"target_refs": together})})
             spec = {"targetRefs": refs, **_CLOSED[self.kind]}
-            whole.written({**made.to_manifest(), "spec": spec}, _ORIGIN)
+            whole.written({**made.to_manifest(), "spec": spec}, CLUSTER_ORIGIN)
             yield whole
         message = "the targets cannot be read: all possible targets in the namespace of the policy are closed"
         tell(_problem(self.value, "spec.targetRefs", message, "correct or remove the policy", Severity.UNSERVED))

@@ -22,8 +22,9 @@ from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, foreign_kind, path_text, unknown_kind
 from egressproxy.config.reading.broken_objects import BrokenObjects
-from egressproxy.config.reading.cluster_objects import cluster_objects
+from egressproxy.config.reading.cluster_objects import CLUSTER_ORIGIN, cluster_objects
 from egressproxy.config.reading.field_locations import field_locations
+from egressproxy.config.reading.left_out_policies import LeftOutPolicy, left_out_policy
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.source_files import manifest_files, read_secrets, read_trust_bundles
 from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, FieldPath, SourceLocation, read_documents
@@ -38,6 +39,9 @@ from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 #: The range of meaningful file times, 1980 to 2100: archives and images use other times as placeholders.
 _TIMES = (315_532_800, 4_102_444_800)
 
+_LEFT_OUT_CLOSED: Final = "it is left out, and its targets are closed"
+_NOT_READ: Final = "this kind is not read; remove the object to open them"
+
 #: Kinds of which only referenced objects are read from a cluster.
 BY_REFERENCE: Final = frozenset(
     (kind.GROUP, kind.KIND) for kind in (Secret, ConfigMap, Service, Namespace, ClusterTrustBundle)
@@ -50,11 +54,13 @@ class ResourceSet:
     """Objects in file order, one for each key. `warnings`: unread objects, and namespaces without effect.
 
     A set with `problems` must not be put into service; `broken` has the unreadable parts: see `read_all`. `wanted` are
-    the keys of all lookups of kinds in `BY_REFERENCE`, successful or not; for Pods it is one key without a name.
-    `read`: of a cluster, the completely read kinds.
+    the keys of all lookups of kinds in `BY_REFERENCE`, successful or not; for Pods it is one key without a name, or a
+    namespace with a label selector in place of a name.
+    `read`: of a cluster, the completely read kinds. `left_out`, which are no objects, close the targets of policies
+    that are not read.
     """
 
-    __slots__ = ("_by_class", "broken", "by_key", "objects", "problems", "read", "wanted", "warnings")
+    __slots__ = ("_by_class", "broken", "by_key", "left_out", "objects", "problems", "read", "wanted", "warnings")
 
     def __init__(
         self,
@@ -63,8 +69,10 @@ class ResourceSet:
         problems: Iterable[Problem] = (),
         broken: BrokenObjects | None = None,
         read: Collection[tuple[str, str]] | None = None,
+        left_out: Iterable[LeftOutPolicy] = (),
     ) -> None:
         self.read = read
+        self.left_out = tuple(left_out)
         self.objects: tuple[Resource, ...] = tuple(objects)
         self.warnings: tuple[Problem, ...] = tuple(warnings)
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -184,6 +192,7 @@ class _ManifestReader:
         self.read_kinds: set[tuple[str, str]] | None = None  # with objects of a cluster: see ResourceSet
         self.unread: list[Problem] = []  # folders with files but no manifest
         self.broken = BrokenObjects()
+        self.left_out: list[LeftOutPolicy] = []
         self._origin = Origin()  # of the file that is being read
 
     def require_objects(self, where: str) -> None:
@@ -195,7 +204,9 @@ class _ManifestReader:
     def finish(self) -> ResourceSet:
         """The objects read, with all problems."""
         warnings = (*self.unread, *self.warnings)
-        return ResourceSet(self.objects.values(), warnings, self.problems, self.broken, self.read_kinds)
+        objects = self.objects.values()
+        left_out = (each.at_all_of(objects) for each in self.left_out)
+        return ResourceSet(objects, warnings, self.problems, self.broken, self.read_kinds, left_out)
 
     def files(self, path: Path) -> list[Path]:
         """The file itself, or the manifests of a folder."""
@@ -247,8 +258,17 @@ class _ManifestReader:
         def tell(problem: Problem) -> None:
             (self.problems if problem.severity is Severity.ERROR else self.warnings).append(problem)
 
+        def leave_out(value: dict[str, Any]) -> None:
+            closing = left_out_policy(value, CLUSTER_ORIGIN)
+            if closing is not None:
+                self.left_out.append(closing)
+                problem = Problem(
+                    "", 0, 0, str(closing), "", _LEFT_OUT_CLOSED, _NOT_READ, Severity.UNSERVED, "KindLeftOut"
+                )
+                self.warnings.append(problem)
+
         self.read_kinds = set()
-        for made in cluster_objects(packed, tell, tuple(self.objects.values()), self.read_kinds):
+        for made in cluster_objects(packed, tell, tuple(self.objects.values()), self.read_kinds, leave_out):
             first = self.objects.setdefault(made.key, made)
             if first is not made:
                 message = f"the object of this name in {first.origin} stands in its place"
@@ -387,9 +407,15 @@ class _ManifestReader:
         if left_out:
             location = document.location_of(("kind",))
             severity = Severity.UNSERVED if is_missed else Severity.NOTE
-            named = _object_name(value)
+            named, message = _object_name(value), "it is left out"
+            closing = left_out_policy(value, replace(self._origin, line=document.location_of(()).line))
+            if closing is not None:
+                self.left_out.append(closing)
+                if not left_out.startswith(("did you mean", "use ")):
+                    left_out = _NOT_READ
+                message = _LEFT_OUT_CLOSED
             self.warnings.append(
-                Problem(self._origin.file, *location, named, "", "it is left out", left_out, severity, "KindLeftOut")
+                Problem(self._origin.file, *location, named, "", message, left_out, severity, "KindLeftOut")
             )
         else:
             field, message, remedy = unknown_kind(api_version, kind)

@@ -105,7 +105,7 @@ def _with_other_shape(schema: dict[str, Any]) -> None:
             "description": "With type: a number, or an object with number (or port and name).",
         },
         "externalHostname": {"type": "object", "description": "With type ExternalHostname: hostname."},
-        "endpointSelector": {"type": "object", "description": "With type EndpointSelector, which is not served."},
+        "endpointSelector": {"type": "object", "description": "With type EndpointSelector: matchLabels."},
         "protocol": {"type": "string", "description": "With type: what is spoken there."},
     }
     schema["properties"] |= {**other, "tls": {"type": "object", "description": _TLS_OF_BOTH}}

@@ -105,15 +105,28 @@ class PodSpec(OpenModel):
     host_network: Bool = False
 
 
+class PodCondition(OpenModel):
+    type: str
+    status: str = "Unknown"
+
+
 class PodStatus(OpenModel):
     pod_ip: Annotated[str | None, Field(alias="podIP")] = None
     pod_ips: Annotated[tuple[PodIp, ...], Field(alias="podIPs")] = ()
     phase: str | None = None
+    conditions: Annotated[tuple[PodCondition, ...], NULL_IS_EMPTY_LIST] = ()
+
+
+class PodMeta(ObjectMeta):
+    deletion_timestamp: str | None = None
 
 
 class Pod(_Core, kind="Pod"):
-    """A Pod, read for identity alone: its address and service account. Its status is input, unlike other kinds'."""
+    """A Pod, read for identity (its address and service account), and as an endpoint of backends with a selector. Its
+    status is input, unlike other kinds'.
+    """
 
+    metadata: Annotated[PodMeta, NULL_IS_EMPTY_MAP]
     spec: PodSpec = PodSpec.model_construct()
     status: PodStatus | None = None
 

@@ -33,6 +33,7 @@ from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
+from egressproxy.config.served_kinds import is_experiment
 from egressproxy.model.near_names import did_you_mean
 
 KINDS: tuple[type[Resource], ...] = (
@@ -113,22 +114,26 @@ def why_left_out(api_version: str, kind: str) -> str:
 _OURS = {kind.KIND for kind in KINDS if kind.GROUP == OUR_GROUP} - {"Backend"}
 #: How much like a known name another is that counts as misspelt, of groups and of kinds: egressproxy.com is, and
 #: networking.gke.io is not.
-_LIKE_GROUP, _LIKE_KIND = 0.89, 0.8
+LIKE_GROUP, LIKE_KIND = 0.89, 0.8
 
 
 def is_foreign(api_version: str, kind: str) -> bool:
-    """Whether this is a vendor's kind, and no misspelt one of those that are read or left out."""
+    """Whether this is a vendor's kind, or one of Kubernetes' experiments, and no misspelt one of those that are read or
+    left out.
+    """
     group = api_version.rpartition("/")[0]
     if group in ("", OUR_GROUP):
         return False
+    if is_experiment(group):
+        return True  # its kinds come and go, with names much like each other
     groups = {known.GROUP for known in KINDS} | _KUBERNETES.keys() | _GATEWAY_API.keys()
     names = _OURS
     if group in groups:
         names = {known.KIND for known in KINDS if group == known.GROUP}
         names |= _KUBERNETES.get(group, frozenset()) | _GATEWAY_API.get(group, frozenset())
-    elif did_you_mean(group, groups, "", _LIKE_GROUP):
+    elif did_you_mean(group, groups, "", LIKE_GROUP):
         return False
-    return not did_you_mean(kind, names, "", _LIKE_KIND)
+    return not did_you_mean(kind, names, "", LIKE_KIND)
 
 
 def is_for_gateways(api_version: str) -> bool:

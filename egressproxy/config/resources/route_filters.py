@@ -162,7 +162,7 @@ class ExternalAuthHttp(Model):
 
 
 class ExternalAuthBody(Model):
-    max_size: Annotated[int, Field(strict=True, ge=0, le=65535)] = 0
+    max_size: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = 0
     """Bytes of the body that the server sees. 0: none."""
 
 

@@ -12,7 +12,14 @@ from egressproxy.config.resources.meta import GATEWAY_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference, ParentReference
 from egressproxy.config.resources.route_filters import GrpcFilters, HttpFilter, HttpFilters
 from egressproxy.config.resources.route_matches import GrpcMatch, GrpcMatches, HttpMatch, HttpMatches
-from egressproxy.config.resources.values import Duration, RefusedValue, Subdomain, check_unique
+from egressproxy.config.resources.values import (
+    Duration,
+    HeaderName,
+    RefusedValue,
+    Subdomain,
+    check_unique,
+    require_own_block,
+)
 from egressproxy.ir.route import PathMatchType
 
 
@@ -94,20 +101,56 @@ class CookieConfig(Model):
     """Session: the cookie ends with the browser. Permanent: after absoluteTimeout."""
 
 
+class SessionCookie(CookieConfig):
+    name: HeaderName | None = None
+    """Name of the cookie. Default: made up of the rule's name."""
+    path: Annotated[str, Field(max_length=1024)] = "/"
+    """Path of the cookie: the requests that the client sends it with."""
+
+
+class SessionHeader(Model):
+    name: HeaderName
+    """Name of the field."""
+
+
 class SessionPersistence(Model):
+    """In both of its forms: names stand in `cookie` or `header`; before Gateway API v1.6 in `sessionName`."""
+
     session_name: Annotated[str, Field(max_length=128)] | None = None
-    """Name of the cookie or field."""
+    """In the earlier form: name of the cookie or field."""
     absolute_timeout: Duration | None = None
     """How long a session may last."""
     idle_timeout: Duration | None = None
-    """How long a session may be idle."""
+    """In the earlier form: how long a session may be idle."""
     type: Literal["Cookie", "Header"] = "Cookie"
     """What carries the session."""
     cookie_config: CookieConfig | None = None
-    """Settings of the cookie."""
+    """In the earlier form: settings of the cookie."""
+    cookie: SessionCookie | None = None
+    """For type Cookie: the cookie."""
+    header: SessionHeader | None = None
+    """For type Header: the field."""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """The field that names the cookie or header field, and the name, "" where none is written."""
+        block = self.cookie or self.header
+        if block is None:
+            return "sessionName", self.session_name or ""
+        return f"{self.type.lower()}.name", block.name or ""
 
     def model_post_init(self, context: Any) -> None:
-        if self.cookie_config and self.cookie_config.lifetime_type == "Permanent" and self.absolute_timeout is None:
+        """Check that one form is written, and the rules of its CRD."""
+        if self.cookie is not None or self.header is not None:
+            own = self.type.lower()
+            require_own_block(f"type {self.type}", own, {"cookie": self.cookie, "header": self.header})
+            earlier = {"sessionName": self.session_name, "idleTimeout": self.idle_timeout}
+            for field, value in (*earlier.items(), ("cookieConfig", self.cookie_config)):
+                if value is not None:
+                    message = f"{field} belongs to the earlier form, which has no {own}"
+                    raise RefusedValue(message, f"remove {field}, or {own}")
+        cookie = self.cookie or self.cookie_config
+        if cookie is not None and cookie.lifetime_type == "Permanent" and self.absolute_timeout is None:
             raise RefusedValue("a permanent cookie needs absoluteTimeout", "add absoluteTimeout")
 
 

@@ -104,6 +104,35 @@ class ExternalHostnameBackend(Model):
     """The name to resolve and dial."""
 
 
+_PREFIX = r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+LabelKey = Annotated[str, Field(max_length=253, pattern=rf"^{_PREFIX}([A-Za-z0-9][-A-Za-z0-9_.]{{0,61}})?[A-Za-z0-9]$")]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
+
+
+class EndpointSelectorBackend(Model):
+    match_labels: Annotated[dict[LabelKey, LabelValue], Field(min_length=1, max_length=64)] | None = None
+    """Labels of the Pods, in the namespace of the XBackend: a Pod has all of them."""
+    match_expressions: tuple[dict[str, Any], ...] = ()
+    """Of a draft. Not served."""
+    selector_ref: dict[str, Any] | None = None
+    """Of a draft: an object with the selector. Not served."""
+
+    def model_post_init(self, context: Any) -> None:
+        if self.match_labels is None and not self.match_expressions and self.selector_ref is None:
+            raise RefusedValue("matchLabels is missing", "add the labels of the Pods")
+
+    @property
+    def is_of_draft(self) -> bool:
+        """Whether it has fields that today's form has not."""
+        return bool(self.match_expressions) or self.selector_ref is not None
+
+
+#: Whether `tls` belongs to a protocol, for those of which the CRD says so -> what to write instead.
+_WITH_TLS = {
+    "H2C": (False, "use protocol HTTP2 for HTTP/2 over TLS"),
+    "HTTP2": (True, "use protocol H2C for HTTP/2 without TLS"),
+    "WSS": (True, "add tls with mode ServerOnly"),
+}
 Protocol = Annotated[str, *vendors_too("protocol", "TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP", "GRPC", "WSS")]
 
 
@@ -116,10 +145,10 @@ class XBackendSpec(Model):
     """The port to dial."""
     external_hostname: ExternalHostnameBackend | None = None
     """For type ExternalHostname: the host."""
-    endpoint_selector: dict[str, Any] | None = None
+    endpoint_selector: EndpointSelectorBackend | None = None
     """For type EndpointSelector: the Pods."""
     protocol: Protocol | None = None
-    """The protocol."""
+    """The protocol. H2C is without `tls`; HTTP2 and WSS need it."""
     tls: XBackendTls | None = None
     """TLS settings."""
 
@@ -129,7 +158,11 @@ class XBackendSpec(Model):
         return {"port": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
     def model_post_init(self, context: Any) -> None:
-        """Check a rule of the CRD."""
+        """Check rules of the CRD."""
+        has_tls, remedy = _WITH_TLS.get(self.protocol or "", (self.tls is not None, ""))
+        if has_tls is not (self.tls is not None):
+            message = f"protocol {self.protocol} {'needs tls' if has_tls else 'has no tls'}"
+            raise RefusedValue(message, remedy)
         blocks = {"externalHostname": self.external_hostname, "endpointSelector": self.endpoint_selector}
         if is_vendors(self.type):
             return

@@ -219,7 +219,9 @@ class PersistentSessions(Sessions):
         exchange.response.fields.add(b"Set-Cookie", cookie)
 
     def _path(self, exchange: Exchange) -> bytes:
-        """The path that the rule matched, as far as a cookie can say it (GEP-1619, cookie attributes)."""
+        """The path that the rule says; else the one that it matched, as far as a cookie can say it (GEP-1619)."""
+        if self._spec.cookie_path:
+            return self._spec.cookie_path.encode()
         path = exchange.path_prefix or self._spec.path.encode() or exchange.path
         return (path.rstrip(b"/") or b"/") if _PATH.fullmatch(path) else b"/"
 

@@ -115,7 +115,8 @@ def backend_values(backend: RouteBackend, route: Route) -> dict[str, Any]:
             made["failover"]["asideFor"] = f"{seconds:.1f}s"
     if spec is not None:
         made["name"] = spec.backend.name
-        made["destination"] = spec.backend.destination.value
+        _, is_of_pods, selector = spec.backend.service.partition(" ")
+        made["destination"] = f"Pods with {selector}" if is_of_pods else spec.backend.destination.value
         if spec.backend.kind:
             made["kind"] = spec.backend.kind
         made["via"] = [parent.name for parent in _parents(spec.backend)]

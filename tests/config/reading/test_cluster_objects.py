@@ -72,6 +72,23 @@ def test_a_policy_that_cannot_be_read_denies_everything_at_its_targets():
     )
 
 
+def test_a_policy_of_a_kind_that_is_not_read_closes_its_targets():
+    target = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": GATEWAY["metadata"]["name"]}
+    limit = {
+        "apiVersion": "agentic.networking.x-k8s.io/v1alpha1", "kind": "XLimitPolicy",
+        "metadata": {"name": "limit", "namespace": "default"}, "spec": {"targetRefs": [target]},
+    }  # fmt: skip
+    resources = read(GATEWAY, ALLOW, limit)
+    assert not resources.problems
+    (listener,) = compiled(resources, ("127.0.0.1",)).spec.listeners
+    assert listener.default_backend is not None
+    assert listener.default_backend.backend is None
+    assert "XLimitPolicy default/limit" in listener.default_backend.error
+    assert any(
+        "XLimitPolicy default/limit: it is left out, and its targets are closed" in each for each in told(resources)
+    )
+
+
 @pytest.mark.parametrize("is_foreign", [False, True])
 def test_the_status_of_a_policy_that_cannot_be_read_says_what_is_wrong_with_it(is_foreign):
     wrong = policy("wrong", addresses={"allow": [{"cidrs": ["10.0.0.0/33"]}]})

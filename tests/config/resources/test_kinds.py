@@ -361,6 +361,24 @@ def test_every_standard_field_of_a_rule_is_read() -> None:
     assert read.timeouts.backend_request.seconds == 2
 
 
+def external_auth(max_size: int) -> dict[str, Any]:
+    auth = {
+        "protocol": "HTTP",
+        "http": {},
+        "backendRef": {"name": "a", "port": 1},
+        "forwardBody": {"maxSize": max_size},
+    }
+    return {"type": "ExternalAuth", "externalAuth": auth}
+
+
+def test_an_authorization_server_may_see_2_gib_of_a_body() -> None:
+    (read,) = made(HttpRoute, rule(filters=[external_auth(2**31 - 1)])).spec.rules
+    auth = read.filters[0].external_auth
+    assert auth is not None
+    assert auth.forward_body is not None
+    assert auth.forward_body.max_size == 2**31 - 1
+
+
 PREFIX = {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/b"}}
 EXACT = {"path": {"type": "Exact", "value": "/a"}}
 
@@ -423,6 +441,17 @@ EXACT = {"path": {"type": "Exact", "value": "/a"}}
         (rule(matches=[{"headers": [{"name": "a b", "value": "x"}]}]), "not a header name"),
         (rule(matches=[{"headers": [{"name": "a", "value": "x"}] * 2}]), "name a stands more than once"),
         (rule(sessionPersistence={"cookieConfig": {"lifetimeType": "Permanent"}}), "needs absoluteTimeout"),
+        (rule(sessionPersistence={"cookie": {"lifetimeType": "Permanent"}}), "needs absoluteTimeout"),
+        (rule(sessionPersistence={"cookie": {"name": "a b"}}), "not a header name"),
+        (rule(sessionPersistence={"cookie": {"path": "/" * 1025}}), "at most 1024 characters"),
+        (rule(sessionPersistence={"type": "Header", "cookie": {}}), "cookie does not belong to type Header"),
+        (rule(sessionPersistence={"type": "Header", "header": {}}), "Field required"),
+        (rule(sessionPersistence={"header": {"name": "X-S"}}), "type Cookie needs cookie"),
+        (rule(sessionPersistence={"cookie": {}, "header": {"name": "X-S"}}), "header does not belong to type Cookie"),
+        (rule(sessionPersistence={"cookie": {}, "sessionName": "s"}), "sessionName belongs to the earlier form"),
+        (rule(sessionPersistence={"cookie": {}, "idleTimeout": "1m"}), "idleTimeout belongs to the earlier form"),
+        (rule(sessionPersistence={"cookie": {}, "cookieConfig": {}}), "cookieConfig belongs to the earlier form"),
+        (rule(filters=[external_auth(2**31)]), "less than or equal to 2147483647"),
         (rule(retry={"codes": [200]}), "greater than or equal to 400"),
         ({"hostnames": ["10.*"]}, "a wildcard has to be"),
     ],

@@ -48,12 +48,49 @@ def test_a_port_has_one_number(port: str, message: str):
 
 @pytest.mark.parametrize("protocol", ["TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP", "GRPC", "WSS"])
 def test_every_protocol_of_the_schema_is_read(protocol: str):
-    assert read(f"{{type: ExternalHostname, port: 1, {HOSTNAME}, protocol: {protocol}}}").protocol == protocol
+    tls = ", tls: {mode: ServerOnly}" if protocol in ("HTTP2", "WSS") else ""
+    assert read(f"{{type: ExternalHostname, port: 1, {HOSTNAME}, protocol: {protocol}{tls}}}").protocol == protocol
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("protocol: H2C, tls: {mode: None}", "protocol H2C has no tls"),
+        ("protocol: H2C, tls: {mode: ServerOnly}", "protocol H2C has no tls"),
+        ("protocol: HTTP2", "protocol HTTP2 needs tls"),
+        ("protocol: WSS", "protocol WSS needs tls"),
+    ],
+)
+def test_tls_belongs_to_the_protocols_that_the_definition_says(fields: str, message: str):
+    for place in (HOSTNAME, "endpointSelector: {matchLabels: {app: a}}"):
+        kind = "ExternalHostname" if place == HOSTNAME else "EndpointSelector"
+        problem = refused(f"{{type: {kind}, port: 1, {place}, {fields}}}")
+        assert problem.message == message
+        assert problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("selector", "message"),
+    [
+        ("{}", "matchLabels is missing"),
+        ("{matchLabels: {}}", "1"),
+        ("{matchLabels: {a b: c}}", "a b"),
+        ("{matchLabels: {a: 'b,c=d'}}", "b,c=d"),
+        ("{matchLabels: {a: 1}}", "not text"),
+        ("{selector: {app: a}}", "selector"),
+    ],
+)
+def test_pods_are_selected_by_labels(selector: str, message: str):
+    problem = refused(f"{{type: EndpointSelector, port: 1, endpointSelector: {selector}}}")
+    assert message in f"{problem.message} {problem.remedy} {problem.field_path}"
+    assert problem.field_path.startswith("spec.endpointSelector")
 
 
 def test_what_stands_there_is_what_its_type_says():
     selector = "endpointSelector: {matchLabels: {app: a}}"
-    assert read(f"{{type: EndpointSelector, port: 1, {selector}}}").endpoint_selector == {"matchLabels": {"app": "a"}}
+    found = read(f"{{type: EndpointSelector, port: 1, {selector}}}").endpoint_selector
+    assert found is not None
+    assert found.match_labels == {"app": "a"}
     for spec in (
         "{type: ExternalHostname, port: 1}",
         f"{{type: ExternalHostname, port: 1, {HOSTNAME}, {selector}}}",

@@ -57,6 +57,35 @@ def test_the_next_configuration_keeps_connections_to_replaced_endpoints(converse
     assert len(talk.origins) == 2
 
 
+def test_a_backend_of_another_name_follows_its_service(converse: Start):
+    service = {"type": "Service", "service": {"name": "pods"}, "ports": [{"number": 80, "tls": {"mode": "None"}}]}
+    backend = m.manifest("egressproxy.io/v1alpha1", "Backend", "models", "agents", spec={"destination": service})
+    route = m.http_route("route", m.prefix_rule("/", "models"))
+    talk = converse([m.gateway(m.http_listener(8080)), m.policy(), route, backend, *pods(ONE)])
+    assert asked(talk, 1) == {ONE}
+    (spec,) = talk.snapshot.clusters
+    for name in ("agents/models", "agents/pods"):
+        found = {(name, 80): (EndpointAddress(ip_address(TWO), spec.backend.endpoints[0].port),)}
+        talk.act(lambda found=found: replace_endpoints(talk.snapshot.clusters, found))  # type: ignore[misc]
+        assert asked(talk, 1) == {ONE if name == "agents/models" else TWO}
+
+
+def test_pods_that_an_x_backend_selects_come_and_go(converse: Start):
+    spec = {"type": "EndpointSelector", "port": {"number": 8080}, "endpointSelector": {"matchLabels": {"app": "web"}}}
+    group = "gateway.networking.x-k8s.io"
+    backend = m.manifest(f"{group}/v1alpha1", "XBackend", "models", "agents", spec=spec)
+    pod = m.manifest("v1", "Pod", "one", "agents", status={"podIP": ONE})
+    pod["metadata"]["labels"] = {"app": "web"}
+    route = m.http_route("route", {"backendRefs": [{"group": group, "kind": "XBackend", "name": "models"}]})
+    talk = converse([m.gateway(m.http_listener(8080)), m.policy(), route, backend, pod])
+    assert asked(talk, 1) == {ONE}
+    found = tuple(EndpointAddress(ip_address(each), 0) for each in (ONE, TWO))
+    talk.act(lambda: replace_endpoints(talk.snapshot.clusters, {("agents app=web", 0): found}))
+    assert asked(talk, 4) == {ONE, TWO}
+    assert len(talk.origins) == 2  # the connection to the first was used again
+    assert {each.port for cluster in talk.snapshot.clusters.values() for each in cluster.endpoints} == {8080}
+
+
 def test_a_service_may_lose_all_of_its_addresses(converse: Start):
     talk = converse(reverse(ONE))
     assert lead_to(talk)

@@ -78,6 +78,19 @@ def test_a_cookie_leads_back_to_its_endpoint_and_is_set_once(converse: Start):
         assert "set-cookie" not in answer
 
 
+@pytest.mark.parametrize(
+    ("cookie", "path"), [({"name": "sid"}, "/"), ({"name": "sid", "path": "/shop"}, "/shop"), ({"path": "/a/"}, "/a/")]
+)
+def test_a_cookie_of_todays_form_has_the_path_that_the_rule_says(converse: Start, cookie: dict[str, Any], path: str):
+    talk = converse(persistent(cookie=cookie))
+    first, answer = ask(talk)
+    shown, attributes = cookie_of(answer)
+    assert shown.startswith(f"{cookie.get('name', 'egress-session-')}")
+    assert attributes == f"; Path={path}; HttpOnly; SameSite=Lax"
+    again, answer = ask(talk, Cookie=shown)
+    assert (again, "set-cookie" in answer) == (first, False)
+
+
 def test_without_the_cookie_the_endpoints_take_turns(converse: Start):
     talk = converse(persistent())
     assert {ask(talk)[0] for _ in range(3)} == set(PODS)
@@ -249,8 +262,9 @@ def test_a_session_that_was_idle_for_too_long_is_over(converse: Start, clock: li
 
 
 # --- a header --------------------------------------------------------------------------------------------------------
-def test_a_header_leads_back_as_a_cookie_does(converse: Start):
-    talk = converse(persistent(type="Header", sessionName="X-Session"))
+@pytest.mark.parametrize("named", [{"sessionName": "X-Session"}, {"header": {"name": "X-Session"}}])
+def test_a_header_leads_back_as_a_cookie_does(converse: Start, named: dict[str, Any]):
+    talk = converse(persistent(type="Header", **named))
     first, answer = ask(talk)
     (token,) = answer["x-session"]
     assert "set-cookie" not in answer

@@ -24,6 +24,7 @@ from egressproxy.config.compile.backends.backend_references import (
 )
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.parent_compiler import ParentCompiler
+from egressproxy.config.compile.backends.pods import Pods, selected_by
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
     ai_options,
@@ -68,6 +69,7 @@ class BackendCompiler:
     tls_policies: BackendTlsPolicies
     _extensions: ExtensionCompiler
     parents: ParentCompiler = field(init=False)
+    _pods: Pods = field(init=False)
     #: By (namespace, name): the backends of several kinds or groups that share it.
     same_names: dict[tuple[str, str], list[Key]] = field(init=False)
     _failovers: dict[Key, DestinationBackend] = field(default_factory=dict)
@@ -76,6 +78,7 @@ class BackendCompiler:
     _placed: dict[Key, tuple[RankedExtension, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._pods = Pods(self._resources)
         self.parents = ParentCompiler(self._resources, self._references, self.resolve, self.target_key)
         named: dict[tuple[str, str], list[Key]] = defaultdict(list)
         for backend in chain.from_iterable(self._resources.of(kind) for kind in BACKEND_KINDS):
@@ -229,26 +232,37 @@ class BackendCompiler:
 
     def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
         spec, (form,) = backend.spec, self.tls_policies.forms(backend)
-        if spec.external_hostname is None:
-            remedy = "refer to a Service, or to a Backend (egressproxy.io) of type Service"
-            raise UnresolvedRef("UnsupportedValue", f"type {spec.type} of {backend} is not supported yet", remedy)
+        selector = spec.endpoint_selector
+        if spec.external_hostname is None and (selector is None or selector.is_of_draft):
+            what = f"type {spec.type}" if selector is None else "an endpointSelector without matchLabels alone"
+            remedy = "write matchLabels, refer to a Service, or to a Backend (egressproxy.io) of type Service"
+            raise UnresolvedRef("UnsupportedValue", f"{what} of {backend} is not supported", remedy)
         _port_form(backend, (form,), port)
-        if form.tls is None:
+        if form.tls is None and selector is None:
             raise UnresolvedRef("TlsNotConfigured", _TLS_UNSAID.format(backend, form.number))
         check_tls(backend, form)
-        if form.tls.mode == "None" and form.protocol == "WSS":
+        if form.tls is not None and form.tls.mode == "None" and form.protocol == "WSS":
             raise UnresolvedRef("UnsupportedValue", f"protocol WSS of {backend} is over TLS: write tls.mode ServerOnly")
         made = BackendIR(
             name=backend.full_name,
-            destination=Destination.FQDN,
-            hostname=spec.external_hostname.hostname,
+            destination=Destination.FQDN if selector is None else Destination.SERVICE,
+            hostname=spec.external_hostname.hostname if spec.external_hostname is not None else "",
             port=form.number,
+            endpoints=self.selected(backend),
+            service=selected_by(backend),
             protocol=protocol_of(backend, form, is_stream=False),
             tls=self.tls_policies.of_port(backend, form, "spec.tls"),
             kind=kind_of(backend.key),
             shares_name=self._shares_name(backend),
         )
         return ResolvedBackend(made, backend.key, form.number)
+
+    def selected(self, backend: XBackend) -> tuple[EndpointAddress, ...]:
+        """The Pods that an XBackend selects."""
+        selector = backend.spec.endpoint_selector
+        if selector is None or selector.match_labels is None:
+            return ()
+        return self._pods.endpoints(backend.namespace, selector.match_labels, backend.spec.port.value)
 
     def _read_destination(self, backend: DestinationBackend, port: int | None, *, is_stream: bool) -> ResolvedBackend:
         destination = backend.spec.destination
@@ -291,6 +305,7 @@ class BackendCompiler:
             hostname=destination.fqdn.hostname if destination.fqdn is not None else "",
             port=number,
             endpoints=endpoints,
+            service="/".join(service[2:]) if service is not None else "",
             protocol=protocol,
             tls=tls,
             extensions=tuple(map(_as_identity, ordered(extensions))),

@@ -14,6 +14,7 @@ from egressproxy.config.compile.backends.backend_references import (
     stream_carriers,
 )
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
+from egressproxy.config.compile.backends.pods import selector_text
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
     destination_summary,
@@ -122,7 +123,7 @@ def _add_notes(
     insecure = _insecure_reason(backend, forms, has_requests)
     if insecure:
         conditions.set("Insecure", True, "NotVerified", insecure)
-    for note in () if isinstance(backend, XBackend) else _backend_notes(backend, forms):
+    for note in _selector_notes(backend, forms) if isinstance(backend, XBackend) else _backend_notes(backend, forms):
         conditions.add_note("Accepted", note)
 
 
@@ -140,15 +141,23 @@ def summary(backend: AnyBackend, tls_policies: BackendTlsPolicies) -> str:
     if not isinstance(backend, XBackend):
         return destination_summary(backend.spec, tls_policies.forms(backend))
     spec = backend.spec
-    if spec.external_hostname is None:
+    selector = spec.endpoint_selector
+    if spec.external_hostname is not None:
+        host = spec.external_hostname.hostname
+    elif selector is not None and selector.match_labels is not None and not selector.is_of_draft:
+        host = f"Pods with {selector_text(selector.match_labels)}"
+    else:
         return f"type {spec.type}, which is not served"
     (form,) = tls_policies.forms(backend)
-    return f"{spec.external_hostname.hostname}:{form.number} ({form.protocol}, {form.how})"
+    return f"{host}:{form.number} ({form.protocol}, {form.how})"
 
 
 def _insecure_reason(backend: AnyBackend, forms: Sequence[PortForm], has_requests: bool) -> str:
     """The reason why a backend is insecure; "" for a secure one. `has_requests`: not streams alone."""
-    is_external = isinstance(backend, XBackend) or backend.spec.destination.type == "Fqdn"
+    if isinstance(backend, XBackend):
+        is_external = backend.spec.external_hostname is not None
+    else:
+        is_external = backend.spec.destination.type == "Fqdn"
     reasons = []
     is_plain = any(form.tls is not None and form.tls.mode == "None" and form.protocol != "TCP" for form in forms)
     if is_external and is_plain and has_requests:
@@ -156,6 +165,12 @@ def _insecure_reason(backend: AnyBackend, forms: Sequence[PortForm], has_request
     if any(form.tls is not None and form.tls.is_unverified for form in forms):
         reasons.append("the server's certificate is not verified (insecureSkipVerify)")
     return "; ".join(reasons)
+
+
+def _selector_notes(backend: XBackend, forms: Sequence[PortForm]) -> Iterator[str]:
+    tls = forms[0].tls
+    if backend.spec.endpoint_selector is not None and tls is not None and tls.mode != "None" and not tls.sni:
+        yield "a certificate has to carry the address of its Pod: tls.validation.hostname would name another."
 
 
 def _backend_notes(backend: DestinationBackend, forms: Sequence[PortForm]) -> Iterator[str]:

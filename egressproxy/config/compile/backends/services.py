@@ -68,6 +68,7 @@ class Services:
             destination=Destination.SERVICE,
             port=port,
             endpoints=self._endpoints(service, entry),
+            service=service.full_name,
             protocol=_APP_PROTOCOLS[app_protocol],
             tls=tls,
             kind="Service",

@@ -79,7 +79,7 @@ class PolicyAttachments:
         self.objects = sorted(resources.of(EgressPolicy), key=age_of)
         self._foreign = ForeignPolicies(references)
         self._by_target: dict[tuple[Key, str], list[EgressPolicy]] = defaultdict(list)
-        for policy in self.objects:
+        for policy in (*self.objects, *resources.left_out):
             for ref in policy.spec.target_refs:
                 key = object_key(resources, ref, references.namespace_of(policy, ref))
                 held = self._foreign.admit(policy, ref, key)

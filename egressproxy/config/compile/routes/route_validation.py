@@ -20,7 +20,7 @@ from egressproxy.config.compile.gateways.attachment import Attachment, Rejection
 from egressproxy.config.compile.policies.resilience import retry_problem
 from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.routes.matches import MAX_PATTERNS, as_http_rule, grpc_patterns, http_patterns
-from egressproxy.config.compile.routes.session_persistence import session_problem
+from egressproxy.config.compile.routes.session_persistence import session_problems
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.meta import Resource
@@ -153,7 +153,7 @@ class RouteValidator:
                 validation.notes.append(f"rules[{index}].retry: {problem}.")
             if rule.retry is not None and rule.retry.codes and (behind := self._with_parents_named(route, rule)):
                 validation.notes.append(f"rules[{index}].retry.codes are not applied to {behind}: it has a parent.")
-            if rule.session_persistence is not None and (problem := session_problem(rule.session_persistence)):
+            for problem in session_problems(rule.session_persistence) if rule.session_persistence is not None else ():
                 validation.notes.append(f"rules[{index}].sessionPersistence: {problem}.")
         if route.spec.use_default_gateways != "None":
             validation.notes.append("useDefaultGateways is not supported yet and does nothing.")

@@ -58,6 +58,7 @@ _LESS: Final[tuple[str, ...]] = (
     "only the first rule is served",
     "are not applied to",
     "a name is made up in its place",
+    "/ stands in its place",
     "the most that there are",
     "of ports one entry counts",
     "these listeners are not served",

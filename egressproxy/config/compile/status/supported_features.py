@@ -27,7 +27,7 @@ UNSERVED: Final[Mapping[str, str]] = {
 }
 
 #: `GatewayClass.status.supportedFeatures`, 64 names at most: those of Gateway API v1.6 and of its sources after that,
-#: which call `HTTPRouteRetry` `HTTPRouteRetryCodes`. `Backend` is not among them: its core is the EndpointSelector.
+#: which call `HTTPRouteRetry` `HTTPRouteRetryCodes`. `Backend` has no place among them.
 ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "BackendExternalHostname", "BackendProtocolGRPC", "BackendProtocolHTTP2", "BackendProtocolMCP",
     "BackendProtocolTCP", "BackendProtocolWSS", "BackendTLS", "BackendTLSPolicy", "BackendTLSPolicyClusterTrustBundle",

@@ -307,10 +307,11 @@ def test_an_x_backend_of_protocol_h2c_has_no_tls():
 @pytest.mark.parametrize(
     ("spec", "kind", "reason", "said"),
     [
-        ("type: EndpointSelector, port: {number: 1}, endpointSelector: {matchLabels: {app: a}}", "Accepted",
-         "UnsupportedValue", "type EndpointSelector of"),
+        ("type: EndpointSelector, port: {number: 1}, endpointSelector: {selectorRef: {name: a}}", "Accepted",
+         "UnsupportedValue", "an endpointSelector without matchLabels alone"),
+        ("type: EndpointSelector, port: {number: 1}, endpointSelector: {matchLabels: {app: a}, "
+         "matchExpressions: [{key: a, operator: Exists}]}", "Accepted", "UnsupportedValue", "write matchLabels"),
         (f"{X_HOST}, protocol: WSS, tls: {{mode: None}}", "Accepted", "UnsupportedValue", "tls.mode ServerOnly"),
-        (f"{X_HOST}, protocol: WSS", "Accepted", "TlsNotConfigured", "write tls.mode"),
         (X_HOST, "Accepted", "TlsNotConfigured", "write tls.mode"),
     ],
 )  # fmt: skip

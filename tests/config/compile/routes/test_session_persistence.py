@@ -43,8 +43,39 @@ def test_a_session_is_kept_as_the_rule_says_it():
 
 
 @pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("cookie: {name: sid}", SessionIR("sid", "default/route/0", cookie_path="/")),
+        (
+            "absoluteTimeout: 1h, cookie: {name: sid, path: /a, lifetimeType: Permanent}",
+            SessionIR("sid", "default/route/0", False, 3600.0, 0.0, True, cookie_path="/a"),
+        ),
+        ("type: Header, header: {name: X-S}", SessionIR("X-S", "default/route/0", is_header=True)),
+    ],
+)
+def test_a_session_of_today_s_form_is_kept_as_the_rule_says_it(fields: str, expected: SessionIR):
+    assert session(fields) == expected
+
+
+def test_a_cookie_of_today_s_form_has_a_name_of_its_rule_and_the_path_of_all():
+    found = session("cookie: {}")
+    assert found.name == session("").name
+    assert found.cookie_path == "/"
+
+
+@pytest.mark.parametrize("path", ["", "a", "/a;Domain=b", "/a b", "/a\\r"])
+def test_a_path_that_no_cookie_can_have_is_replaced_and_status_says_so(path: str):
+    made = compiled(FORWARD, PLAIN, with_rule(f'sessionPersistence: {{cookie: {{path: "{path}"}}}}'))
+    found = rule(made).session
+    assert found is not None
+    assert found.cookie_path == "/"
+    assert "cookie.path" in of_route(made, "Accepted")[2]
+
+
+@pytest.mark.parametrize(
     ("fields", "why"),
     [
+        ("type: Header, header: {name: Content-Length}", "header.name Content-Length is a field with another meaning"),
         ('sessionName: "a b"', "is no token"),
         ('sessionName: "a;b"', "is no token"),
         ("sessionName: Content-Length, type: Header", "another meaning"),

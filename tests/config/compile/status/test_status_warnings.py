@@ -246,6 +246,7 @@ spec:
         ([STREAMS, PLAIN], "only the first rule is served"),
         ([FORWARD, PLAIN, ROUTE + "    retry: {attempts: 1000}\n"], "counts as"),
         ([FORWARD, PLAIN, ROUTE + "    sessionPersistence: {sessionName: 'a b'}\n"], "is made up in its place"),
+        ([FORWARD, PLAIN, ROUTE + "    sessionPersistence: {cookie: {path: 'a b'}}\n"], "/ stands in its place"),
         ([FORWARD.replace("3128, protocol: egressproxy.io/forward-proxy", "443, protocol: HTTPS"), PLAIN, ROUTE],
          "these listeners are not served: forward"),
     ],

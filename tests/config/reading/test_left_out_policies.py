@@ -1,0 +1,67 @@
+"""What stands for policies of kinds that are not read, and what is told of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.config.reading.load import load_text
+from egressproxy.config.reading.problems import Severity
+
+ROUTE = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: a}
+spec: {rules: [{backendRefs: [{name: a, port: 80}]}]}
+"""
+POLICY = """
+apiVersion: agentic.networking.x-k8s.io/v1alpha1
+kind: XLimitPolicy
+metadata: {name: limit}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: HTTPRoute, name: a, sectionName: first}]
+"""
+
+
+def test_it_is_no_object_and_closes_its_targets():
+    loaded = load_text(f"{ROUTE}---\n{POLICY}", "file.yaml")
+    assert [each.kind for each in loaded.objects] == ["HTTPRoute"]
+    (made,) = loaded.left_out
+    assert (str(made), made.key) == (
+        "XLimitPolicy default/limit", ("agentic.networking.x-k8s.io", "XLimitPolicy", "default", "limit"),
+    )  # fmt: skip
+    (ref,) = made.spec.target_refs
+    assert (ref.kind, ref.name, ref.section_name) == ("HTTPRoute", "a", "first")
+    (told,) = loaded.warnings
+    assert (told.object, told.severity, told.code) == (
+        "XLimitPolicy default/limit", Severity.UNSERVED, "KindLeftOut",
+    )  # fmt: skip
+    assert told.message == "it is left out, and its targets are closed"
+    assert told.remedy == "this kind is not read; remove the object to open them"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [("{}", "default/unnamed"), ("[a]", "default/unnamed"), ("{name: A B, namespace: 3}", "default/A B")],
+)
+def test_metadata_that_make_no_sense_take_nothing_else_with_them(metadata: str, named: str):
+    loaded = load_text(f"{ROUTE}---\n{POLICY.replace('{name: limit}', metadata)}")
+    (made,) = loaded.left_out
+    assert str(made) == f"XLimitPolicy {named}"
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind", "remedy"),
+    [
+        ("gateway.networking.x-k8s.io/v1alpha1", "XBackends", "did you mean XBackend?"),
+        ("gateway.networking.x-k8s.io/v1beta7", "XBackend", "use gateway.networking.x-k8s.io/v1alpha1"),
+        ("gateway.networking.x-k8s.io/v1alpha1", "XBackendTrafficPolicies", "this kind is unknown here"),
+        ("gateway.network.x-k8s.io/v1alpha1", "XBackend", "use gateway.networking.x-k8s.io/v1alpha1"),
+        ("ainetworking.prototype.x-k8s.io/v0alpha0", "MultiStageRoute", "this kind is unknown here"),
+        ("x-k8s.io/v1", "Anything", "this kind is unknown here"),
+    ],
+)
+def test_an_experiment_that_is_not_known_never_refuses_the_set(api_version: str, kind: str, remedy: str):
+    loaded = load_text(f"{ROUTE}---\napiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: x}}\n")
+    (told,) = loaded.warnings
+    assert (told.severity, told.code, told.message) == (Severity.UNSERVED, "KindLeftOut", "it is left out")
+    assert told.remedy.startswith(remedy)
