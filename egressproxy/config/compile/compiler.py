@@ -153,7 +153,9 @@ class _Run:
         self._routes = RouteCompiler(
             self._backends, backend_refs, self._policies, self._extensions, self._policy_filters, self._pipelines
         )
-        self._validator = RouteValidator(self._backends, self._extensions, self._pipelines, defaults.check_pattern)
+        self._validator = RouteValidator(
+            self._backends, self._extensions, self._pipelines, defaults.check_pattern, defaults.experimental
+        )
         self._listeners = ListenerCompiler(self._policies, self._routes, DeniedBackends(defaults.denials))
         self._plans: list[GatewayPlan] = []
         self._served: dict[ListenerPlan, ServedRoutes] = {}

@@ -129,7 +129,7 @@ class Defaults:
     returns for a policy the function that says why it denies a backend for all clients; the default denies nothing.
     `system_roots` is the mark of the system's CA certificates. `unbound` are the addresses and ports that could not be
     bound, with reasons; a cluster's listeners there are not served. `gateway_namespaces` limits the namespaces whose
-    Gateways and ListenerSets are read from a cluster; empty: all.
+    Gateways and ListenerSets are read from a cluster; empty: all. `experimental` permits what provisional GEPs define.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -140,6 +140,7 @@ class Defaults:
     system_roots: str = ""
     unbound: Mapping[tuple[str, int], str] = field(default_factory=dict)
     gateway_namespaces: tuple[str, ...] = ()
+    experimental: bool = False
 
 
 @dataclass(frozen=True, slots=True)

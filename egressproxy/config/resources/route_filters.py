@@ -94,6 +94,20 @@ class RequestRedirect(Model):
     """Status of the response."""
 
 
+class DirectResponseBody(Model):
+    string: Annotated[str, Field(max_length=4096)]
+    """The body, as text."""
+
+
+class DirectResponse(Model):
+    """A response of the gateway itself. Source: GEP-2826, the prototype that it names."""
+
+    status_code: Annotated[int, Field(strict=True, ge=100, le=599)]
+    """Status of the response."""
+    body: DirectResponseBody | None = None
+    """Body of the response. Default: none."""
+
+
 class UrlRewrite(Model):
     hostname: PreciseHostname | None = None
     """The new Host."""
@@ -216,6 +230,7 @@ class HttpFilter(GrpcFilter):
         "ExtensionRef",
         "CORS",
         "ExternalAuth",
+        "DirectResponse",
     ]
     request_redirect: RequestRedirect | None = None
     """Responds with a redirect."""
@@ -225,6 +240,8 @@ class HttpFilter(GrpcFilter):
     """Responds to preflight requests, and sets the CORS fields of responses."""
     external_auth: ExternalAuthFilter | None = None
     """Checks the request with an authorization server."""
+    direct_response: DirectResponse | None = None
+    """Responds with a fixed status and body."""
 
     @property
     def backend_ref(self) -> BackendObjectReference | None:
@@ -234,13 +251,14 @@ class HttpFilter(GrpcFilter):
 
 
 def _once_each(filters: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Check filters: only RequestMirror and ExtensionRef may be repeated; redirect and rewrite exclude each other."""
+    """Check filters: only RequestMirror and ExtensionRef may be repeated; a redirect excludes some others."""
     types: list[str] = [entry.type for entry in filters]
     for kind in types:
         if types.count(kind) > 1 and kind not in ("RequestMirror", "ExtensionRef"):
             raise RefusedValue(f"a filter of type {kind} cannot be repeated", "put everything in one filter")
-    if "RequestRedirect" in types and "URLRewrite" in types:
-        raise RefusedValue("RequestRedirect and URLRewrite exclude each other", "remove one of them")
+    for other in ("URLRewrite", "DirectResponse"):
+        if "RequestRedirect" in types and other in types:
+            raise RefusedValue(f"RequestRedirect and {other} exclude each other", "remove one of them")
     return filters
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from egressproxy.errors import Denied
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.cors import CORS, is_preflight
+from egressproxy.filters.direct_response import DIRECT_RESPONSE
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.exchange.admission import HTTP_PORT, is_served_for_others
 from egressproxy.gateway.route import Route
@@ -31,6 +32,8 @@ def notes(decided: Decision) -> list[str]:
             made.append("this is a preflight request: CORS answers it with 200, and no backend is asked")
         elif not exchange.is_tunnel and may_answer(route, REQUEST_REDIRECT):
             made.append("RequestRedirect answers every request of this rule, and no backend is asked")
+        elif not exchange.is_tunnel and may_answer(route, DIRECT_RESPONSE):
+            made.append("DirectResponse answers every request of this rule, and no backend is asked")
         if route.priority is not Priority.NORMAL:
             when = "first" if route.priority is Priority.LOW else "last"
             priority = route.priority.value

@@ -928,3 +928,11 @@ def test_a_stream_that_is_opened_is_explained_as_its_requests():
     assert found["notes"][0].startswith("policy agents/default has TLS opened here (intercept)")
     assert ask(objects, "CONNECT", "b.example:443")["error"]["reason"] == "destination_not_allowed"
     assert ask(objects, "CONNECT", "o.test:443")["route"]["name"] == "agents/t"
+
+
+def test_a_rule_that_responds_itself_needs_no_backend():
+    direct = {"type": "DirectResponse", "directResponse": {"statusCode": 410}}
+    objects = reverse({**m.prefix_rule("/v1", "a", filters=[direct]), "backendRefs": []})
+    found = ask(objects, "GET", "http://any.example:8080/v1", dns="0")
+    assert (found["verdict"], found["error"]) == ("allowed", None)
+    assert "DirectResponse answers every request" in found["notes"][0]

@@ -9,7 +9,7 @@ from egressproxy.config.compile.extensions.extension_compiler import ExtensionCo
 from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.compile.extensions.ranked_extension import ROUTE_LEVEL, AttachmentPoint, RankedExtension
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.route_filters import HttpFilter, RequestRedirect, UrlRewrite
+from egressproxy.config.resources.route_filters import DirectResponse, HttpFilter, RequestRedirect, UrlRewrite
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 
@@ -24,6 +24,7 @@ HEADER_POLICY = "egressproxy.io/HeaderPolicy:v1"
 URL_REWRITE = "egressproxy.io/UrlRewrite:v1"
 CORS = "egressproxy.io/Cors:v1"
 REQUEST_REDIRECT = "egressproxy.io/RequestRedirect:v1"
+DIRECT_RESPONSE = "egressproxy.io/DirectResponse:v1"
 
 
 def route_filters(
@@ -60,6 +61,10 @@ def route_filters(
                 type_name, config = URL_REWRITE, _given(entry.url_rewrite)
             elif entry.request_redirect is not None:
                 type_name, config = REQUEST_REDIRECT, _redirect(entry.request_redirect, port, protocol)
+            elif entry.direct_response is not None:
+                if on_backend:
+                    raise FilterNotSupported("filter DirectResponse on a backendRef is not supported: put it on a rule")
+                type_name, config = DIRECT_RESPONSE, _direct(entry.direct_response, filters)
             elif entry.cors is not None:
                 type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
             elif entry.request_mirror is not None:
@@ -97,6 +102,16 @@ def _given(written: UrlRewrite | RequestRedirect) -> dict[str, Any]:
         value = path.replace_full_path if path.type == "ReplaceFullPath" else path.replace_prefix_match
         config["path"] = {"type": path.type, "value": value or ""}
     return config
+
+
+def _direct(written: DirectResponse, filters: Sequence[HttpFilter]) -> dict[str, Any]:
+    """With the rule's ResponseHeaderModifier: the response phase is that of backends (GEP-2826)."""
+    edits = [entry.response_header_modifier for entry in filters if entry.response_header_modifier is not None]
+    return {
+        "statusCode": written.status_code,
+        "body": written.body.string if written.body is not None else "",
+        "response": edits[0].model_dump(by_alias=True) if edits else {},
+    }
 
 
 def _redirect(written: RequestRedirect, port: int, protocol: ListenerProtocol) -> dict[str, Any]:
