@@ -573,7 +573,7 @@ def test_the_working_groups_extensions_have_their_configuration_in_either_field(
 
 def test_a_backend_tls_policy_has_one_source_of_trust() -> None:
     spec = dict(SPECS[BackendTlsPolicy] or {})
-    assert "exactly one of" in refused(BackendTlsPolicy, {**spec, "validation": {"hostname": "a.test"}})
+    assert "one of caCertificateRefs" in refused(BackendTlsPolicy, {**spec, "validation": {"hostname": "a.test"}})
 
 
 # --- policies --------------------------------------------------------------------------------------------------------

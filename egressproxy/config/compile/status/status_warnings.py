@@ -27,6 +27,7 @@ _INFORMATION: Final = "OverlappingTLSConfig"
 _SERVED: Final = {
     "Insecure": Severity.WARNING,
     "InsecureFrontendValidationMode": Severity.WARNING,
+    "egressproxy.io/Insecure": Severity.WARNING,
     "egressproxy.io/InvalidCertificate": Severity.WARNING,
     KEPT: Severity.WARNING,
     "Overridden": Severity.NOTE,  # overriding a general setting is the normal use of policies
