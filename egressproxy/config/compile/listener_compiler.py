@@ -159,4 +159,5 @@ class ListenerCompiler:
             extensions=extensions,
             default_backend=default,
             key_urls=key_urls,
+            pre_routing=plan.pre_routing,
         )

@@ -15,6 +15,7 @@ from egressproxy.config.resources.object_references import (
     ParentGatewayReference,
     SecretObjectReference,
 )
+from egressproxy.config.resources.route_filters import HttpListenerFilter
 from egressproxy.config.resources.values import Label, Name, Port, RefusedValue, Subdomain, check_unique
 from egressproxy.ir.gateway import TlsMode
 from egressproxy.model.unix_socket import UNIX_SOCKET, UnixSocket, parse_unix_socket
@@ -99,8 +100,11 @@ class Listener(Model):
     """TLS of the listener."""
     allowed_routes: AllowedRoutes = AllowedRoutes.model_construct()
     """The routes that may attach."""
+    http_filters: Annotated[tuple[HttpListenerFilter, ...], Field(max_length=16)] = ()
+    """Filters of every request, in this order, before a route is chosen. For protocols HTTP and HTTPS."""
 
     def model_post_init(self, context: Any) -> None:
+        check_unique((each.name for each in self.http_filters if each.name), "name", "httpFilters")
         protocol = self.protocol.upper()
         if protocol in ("HTTP", "TCP", "UDP") and self.tls is not None:
             raise RefusedValue(f"tls is not possible with protocol {self.protocol}", "remove tls, or use HTTPS or TLS")

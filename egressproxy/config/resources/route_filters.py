@@ -14,6 +14,7 @@ from egressproxy.config.resources.values import (
     HeaderName,
     Port,
     RefusedValue,
+    Subdomain,
     check_unique,
     require_own_block,
 )
@@ -248,6 +249,24 @@ class HttpFilter(GrpcFilter):
         """The backend that the filter itself calls: a mirror, an authorization server."""
         block = self.request_mirror or self.external_auth
         return block.backend_ref if block is not None else None
+
+
+class HttpListenerFilter(Model):
+    """A filter of a listener, which runs before a route is chosen. Source: GEP-5224."""
+
+    name: Subdomain | None = None
+    """Name of the filter, unique in the list."""
+    type: Literal["ExternalAuth", "ExtensionRef"]
+    """The type of the filter, which needs the block of its name."""
+    external_auth: ExternalAuthFilter | None = None
+    """Checks the request with an authorization server."""
+    extension_ref: LocalObjectReference | None = None
+    """A PayloadProcessingPipeline."""
+
+    def model_post_init(self, context: Any) -> None:
+        own = self.type[0].lower() + self.type[1:]
+        blocks = {"externalAuth": self.external_auth, "extensionRef": self.extension_ref}
+        require_own_block(f"a filter of type {self.type}", own, blocks, ", or change the type")
 
 
 def _once_each(filters: tuple[Any, ...]) -> tuple[Any, ...]:

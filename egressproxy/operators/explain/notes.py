@@ -25,6 +25,8 @@ def notes(decided: Decision) -> list[str]:
     if route is not None and decided.error is None:
         made += route.retries.notes(route.backends) if route.retries is not None else ()
         made += dict.fromkeys(failover.note for failover in (route.failovers or {}).values())
+    if listener.pre_route is not None:
+        made.append("filters of the listener (httpFilters) run first: what they change, and answer, is not known here")
     if route is not None and route.auth is not None and route.auth.is_usable:
         made.append(f"{route.auth.server} is asked first (ExternalAuth): what it says is not known here")
     if route is not None and decided.error is None:

@@ -59,6 +59,10 @@ class Pipelines:
                 found += [policy] if policy is not None else []
         return tuple(dict.fromkeys(found))
 
+    def names(self, ref: LocalObjectReference) -> bool:
+        """Whether a reference is to the kind of a pipeline."""
+        return (ref.group, ref.kind) == _PIPELINE
+
     def extensions(
         self, route: Resource, ref: LocalObjectReference, attachment: AttachmentPoint, priority: int, index: int
     ) -> tuple[RankedExtension, ...]:

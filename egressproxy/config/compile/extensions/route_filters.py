@@ -81,16 +81,17 @@ def route_filters(
     return tuple(made)
 
 
-def external_auth_place(route: Resource) -> ExtensionIR:
-    """The position of the ExternalAuth filter of a rule; its server is beside the rule's extensions."""
+def external_auth_place(source: Resource, priority: int = EXTERNAL_AUTH_PRIORITY, scope: str = "-") -> ExtensionIR:
+    """The position of an ExternalAuth filter; its server is beside the extensions of the place."""
     return ExtensionIR(
         name="ExternalAuth",
         type="egressproxy.io/ExternalAuth",
         phase="request-headers",
-        priority=EXTERNAL_AUTH_PRIORITY,
+        priority=priority,
         level=ROUTE_LEVEL,
         timeout_s=0.0,  # ExternalAuth has its own time limit
-        source=str(route),
+        scope=scope,
+        source=str(source),
     )
 
 

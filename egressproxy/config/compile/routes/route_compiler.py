@@ -32,7 +32,7 @@ from egressproxy.config.compile.routes.route_validation import RouteValidation, 
 from egressproxy.config.compile.routes.session_persistence import session_ir
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.config.resources.route_filters import ExternalAuthHttp, HttpFilter, RequestMirror
+from egressproxy.config.resources.route_filters import ExternalAuthFilter, ExternalAuthHttp, HttpFilter, RequestMirror
 from egressproxy.config.resources.route_matches import HttpMatch
 from egressproxy.config.resources.routes import (
     AnyRoute,
@@ -191,17 +191,21 @@ class RouteCompiler:
     def _external_auth(
         self, route: HttpRoute | GrpcRoute, rule: HttpRule, layers: Layers, scopes: LimitScopes
     ) -> ExternalAuthIR | None:
-        """The authorization server of a rule, if it has one; a server that cannot be used refuses everything."""
+        """The authorization server of a rule, if it has one."""
         written = next((entry.external_auth for entry in rule.filters if entry.external_auth is not None), None)
-        if written is None:
-            return None
-        backend = self.backend_refs.of_filter(route, written.backend_ref, layers, scopes, filter_protocols(written))
+        return None if written is None else self.asked(route, written, external_auth_place(route), layers, scopes)
+
+    def asked(
+        self, source: Resource, written: ExternalAuthFilter, place: ExtensionIR, layers: Layers, scopes: LimitScopes
+    ) -> ExternalAuthIR:
+        """The authorization server that a filter of this object names; one that cannot be used refuses everything."""
+        backend = self.backend_refs.of_filter(source, written.backend_ref, layers, scopes, filter_protocols(written))
         if backend.backend is not None and backend.backend.destination is Destination.DYNAMIC:
             backend = WeightedBackend(None, error="an authorization server is a fixed place: the backend is Dynamic")
         http = written.http or ExternalAuthHttp()
         allowed = written.grpc.allowed_headers if written.grpc is not None else http.allowed_headers
         return ExternalAuthIR(
-            place=external_auth_place(route),
+            place=place,
             protocol=AuthProtocol(written.protocol),
             backend=backend,
             path=http.path,
