@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from egressproxy.config.resources.extension import PayloadProcessors
 from egressproxy.config.resources.hostnames import PreciseHostname
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import BackendObjectReference, LocalObjectReference
@@ -12,6 +13,7 @@ from egressproxy.config.resources.values import (
     NULL_IS_EMPTY_LIST,
     Bool,
     HeaderName,
+    Name,
     Port,
     RefusedValue,
     Subdomain,
@@ -219,6 +221,11 @@ class GrpcFilter(Model):
         require_own_block(f"a filter of type {self.type}", own, blocks, ", or change the type")
 
 
+class PipelineReference(Model):
+    name: Name
+    """Name of the PayloadProcessingPipeline, in the namespace of the route."""
+
+
 class HttpFilter(GrpcFilter):
     """A filter of an HTTPRoute: all of GRPCRoute's, and more."""
 
@@ -232,6 +239,8 @@ class HttpFilter(GrpcFilter):
         "CORS",
         "ExternalAuth",
         "DirectResponse",
+        "PayloadProcessing",
+        "PayloadProcessingRef",
     ]
     request_redirect: RequestRedirect | None = None
     """Responds with a redirect."""
@@ -243,6 +252,10 @@ class HttpFilter(GrpcFilter):
     """Checks the request with an authorization server."""
     direct_response: DirectResponse | None = None
     """Responds with a fixed status and body."""
+    payload_processing: PayloadProcessors | None = None
+    """Processors of requests and responses, in their order."""
+    payload_processing_ref: PipelineReference | None = None
+    """A PayloadProcessingPipeline of gateway.networking.k8s.io."""
 
     @property
     def backend_ref(self) -> BackendObjectReference | None:
@@ -269,11 +282,14 @@ class HttpListenerFilter(Model):
         require_own_block(f"a filter of type {self.type}", own, blocks, ", or change the type")
 
 
+_REPEATED = ("RequestMirror", "ExtensionRef", "PayloadProcessingRef")
+
+
 def _once_each(filters: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Check filters: only RequestMirror and ExtensionRef may be repeated; a redirect excludes some others."""
+    """Check filters: few types may be repeated, and a redirect excludes some others."""
     types: list[str] = [entry.type for entry in filters]
     for kind in types:
-        if types.count(kind) > 1 and kind not in ("RequestMirror", "ExtensionRef"):
+        if types.count(kind) > 1 and kind not in _REPEATED:
             raise RefusedValue(f"a filter of type {kind} cannot be repeated", "put everything in one filter")
     for other in ("URLRewrite", "DirectResponse"):
         if "RequestRedirect" in types and other in types:

@@ -25,7 +25,7 @@ from egressproxy.config.resources.core import (
     Service,
     ServiceAccount,
 )
-from egressproxy.config.resources.extension import FilterTypeDefinition, PayloadProcessingPipeline
+from egressproxy.config.resources.extension import FilterTypeDefinition, PayloadProcessingPipeline, PublishedPipeline
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet, ReferenceGrant
 from egressproxy.config.resources.kinds import BY_API_VERSION, KINDS, kind_class, why_left_out
 from egressproxy.config.resources.meta import LabelSelector, Origin, Resource
@@ -113,6 +113,7 @@ SPECS: dict[type[Resource], dict[str, Any] | None] = {
     EgressPolicy: {"targetRefs": [TARGET]},
     FilterTypeDefinition: {"type": "a.example/X:v1", "phases": ["request-headers"], "python": {"path": "x.py"}},
     PayloadProcessingPipeline: {"processors": [{"name": "p", "type": "egressproxy.io/X:v1"}]},
+    PublishedPipeline: {"processors": [{"name": "p", "backendRefs": [{"name": "s"}]}]},
     Namespace: None,
     Secret: None,
     ConfigMap: None,

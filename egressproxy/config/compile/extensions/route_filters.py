@@ -69,6 +69,12 @@ def route_filters(
                 type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
             elif entry.request_mirror is not None:
                 continue  # a mirror, which `mirrors` reads
+            elif entry.payload_processing is not None:
+                made += pipelines.inline(route, entry.payload_processing, attachment, priority, index)
+                continue
+            elif entry.payload_processing_ref is not None:
+                made += pipelines.published(route, entry.payload_processing_ref.name, attachment, priority, index)
+                continue
             elif entry.extension_ref is not None:
                 made += pipelines.extensions(route, entry.extension_ref, attachment, priority, index)
                 continue

@@ -13,7 +13,12 @@ from functools import partial
 from typing import Final
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
-from egressproxy.config.compile.backends.backend_references import endpoint_refs, rule_filters, rule_refs
+from egressproxy.config.compile.backends.backend_references import (
+    endpoint_refs,
+    processor_refs,
+    rule_filters,
+    rule_refs,
+)
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.pipelines import ExtensionRefNotFound, Pipelines
 from egressproxy.config.compile.extensions.route_filters import route_filters
@@ -184,6 +189,8 @@ class RouteValidator:
                 validation.close(index, f"spec.rules[{index}].filters[{number}]: ", refused)
         self._validate_refs(route, rule_refs(index, rule), validation)
         for where, entry in rule_filters(index, rule):
+            servers = ((field, self.pipelines.with_port(route, ref)) for field, ref in processor_refs(where, entry))
+            self._validate_refs(route, servers, validation, supported_features.GRPC_PROTOCOLS)
             if entry.backend_ref is not None:
                 protocols = filter_protocols(entry.external_auth)
                 problem = self._validate_refs(route, ((where, entry.backend_ref),), validation, protocols)
