@@ -222,7 +222,7 @@ class ConfigManager:
         namespaces = options.cluster.gateway_namespaces if options.cluster is not None else ()
         return await self._loader.load(LoadRequest(
             options.sources, options.bind, self.memory(), options.state_dir, packed, places, namespaces,
-            options.experimental,
+            options.experimental, options.cluster is not None and options.cluster.publish_service != "",
         ))  # fmt: skip
 
     async def put_in_service(self, fresh: CompiledConfig, acknowledged: Collection[str] = ()) -> None:

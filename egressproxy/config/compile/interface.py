@@ -132,6 +132,7 @@ class Defaults:
     `system_roots` is the mark of the system's CA certificates. `unbound` are the addresses and ports that could not be
     bound, with reasons; a cluster's listeners there are not served. `gateway_namespaces` limits the namespaces whose
     Gateways and ListenerSets are read from a cluster; empty: all. `experimental` permits what provisional GEPs define.
+    `has_service`: a Service with a cluster IP is in front of the gateway.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -143,6 +144,7 @@ class Defaults:
     unbound: Mapping[tuple[str, int], str] = field(default_factory=dict)
     gateway_namespaces: tuple[str, ...] = ()
     experimental: bool = False
+    has_service: bool = False
 
 
 @dataclass(frozen=True, slots=True)

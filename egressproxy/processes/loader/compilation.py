@@ -37,8 +37,9 @@ _CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")
 
 class Machine(NamedTuple):
     """The machine that serves: why it cannot bind an address ("" if it can), the mark of its CA certificates, why
-    addresses and ports could not be bound, the namespaces whose Gateways may bind any, if not all, and whether
-    experimental parts of Gateway API are served. The default is for `check`, which may run elsewhere.
+    addresses and ports could not be bound, the namespaces whose Gateways may bind any, if not all, whether experimental
+    parts of Gateway API are served, and whether a Service is in front of it. The default is for `check`, which may run
+    elsewhere.
     """
 
     why_unusable: Callable[[str], str] = lambda _address: ""
@@ -46,6 +47,7 @@ class Machine(NamedTuple):
     unbound: Mapping[tuple[str, int], str] = MappingProxyType({})
     gateway_namespaces: tuple[str, ...] = ()
     experimental: bool = False
+    has_service: bool = False
 
 
 _ELSEWHERE: Final = Machine()
@@ -85,6 +87,7 @@ def _defaults(bind: tuple[str, ...], machine: Machine) -> Defaults:
         unbound=machine.unbound,
         gateway_namespaces=machine.gateway_namespaces,
         experimental=machine.experimental,
+        has_service=machine.has_service,
     )
 
 

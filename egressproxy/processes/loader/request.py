@@ -23,6 +23,7 @@ class LoadRequest(NamedTuple):
     what an API server has (`config.reading.cluster_objects`), with the values of Secrets. `unbound` are addresses and
     ports that cannot be bound, with a sentence why. Of `cluster` the Gateways of `gateway_namespaces` are taken, those
     of all namespaces if it is empty. `experimental`: what provisional GEPs define is served.
+    `has_service`: a Service is in front of the gateway.
     """
 
     paths: tuple[ConfigSource, ...]
@@ -33,6 +34,7 @@ class LoadRequest(NamedTuple):
     unbound: tuple[tuple[str, int, str], ...] = ()
     gateway_namespaces: tuple[str, ...] = ()
     experimental: bool = False
+    has_service: bool = False
 
 
 def write_request(request: LoadRequest) -> bytes:

@@ -19,7 +19,15 @@ from egressproxy.config.resources.meta import Resource
 
 #: Conditions with positive polarity; the others (Conflicted, Overridden, Insecure …) report faults when true.
 _GOOD: Final = frozenset(
-    {"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready", "egressproxy.io/FilterCatalog"}
+    {
+        "Accepted",
+        "AddressesAssigned",
+        "Programmed",
+        "ResolvedRefs",
+        "SupportedVersion",
+        "Ready",
+        "egressproxy.io/FilterCatalog",
+    }
 )
 #: For information only: requests on the wrong connection get 421.
 _INFORMATION: Final = "OverlappingTLSConfig"
