@@ -374,7 +374,10 @@ class App:
                 raise ConfigRefused("--state-dir: this installation has no package egressproxy.kubeapi to write with")
             from egressproxy.kubeapi.write.writer import Writer
 
-            self._writer = Writer(self._loader, self.options.sources, self.options.bind, self.options.state_dir)
+            self._writer = Writer(
+                self._loader, self.options.sources, self.options.bind, self.options.state_dir,
+                experimental=self.options.experimental,
+            )  # fmt: skip
             self._writer.open(held)
 
     # --- sockets that are there already, and the process after this one -----------------------------------------------

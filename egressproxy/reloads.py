@@ -136,7 +136,7 @@ class ConfigManager:
 
     async def model(self) -> bytes:
         """The outline of the configuration in service (`operators.explain.outline`), as JSON. It has no secret."""
-        return await asyncio.to_thread(_model, self._packed, self._options.bind)
+        return await asyncio.to_thread(_model, self._packed, self._options)
 
     async def forward_listeners(self) -> list[ForwardListener]:
         """Where clients find their proxy."""
@@ -221,7 +221,8 @@ class ConfigManager:
         places = tuple((*place, why) for place, why in unbound.items())
         namespaces = options.cluster.gateway_namespaces if options.cluster is not None else ()
         return await self._loader.load(LoadRequest(
-            options.sources, options.bind, self.memory(), options.state_dir, packed, places, namespaces
+            options.sources, options.bind, self.memory(), options.state_dir, packed, places, namespaces,
+            options.experimental, options.cluster is not None and options.cluster.publish_service != "",
         ))  # fmt: skip
 
     async def put_in_service(self, fresh: CompiledConfig, acknowledged: Collection[str] = ()) -> None:
@@ -441,9 +442,10 @@ def _listeners(places: Iterable[ListenerAddress]) -> dict[tuple[str, int], str]:
     return {where: ", ".join(listeners) for where, listeners in shared.items()}
 
 
-def _model(packed: bytes, bind: Sequence[str]) -> bytes:
-    """The outline of a configuration, and where its Gateways listen that give no address."""
+def _model(packed: bytes, options: RunOptions) -> bytes:
+    """The outline of a configuration, and the options of `run` that another one is compared with."""
     from egressproxy.operators.explain.outline import outline
 
     spec = at_once(unpacking(zlib.decompress(packed)))
-    return json.dumps({"model": outline(spec), "bind": list(bind)}).encode()
+    made = {"model": outline(spec), "bind": list(options.bind), "experimental": options.experimental}
+    return json.dumps(made).encode()

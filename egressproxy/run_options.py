@@ -77,6 +77,7 @@ class RunOptions:
     api_writes: bool = False
     socket_dirs: tuple[Path, ...] = ()  # where Gateways may have Unix sockets; none and no api_writes: anywhere
     api_token_file: Path | None = None
+    experimental: bool = False  # what provisional GEPs of Gateway API define is served
     guarded: bool = False  # a reload that allows recently denied requests needs an acknowledgement
     zone: str = ""  # the zone of this gateway, as in EndpointSlices; "": not known
     session_key: SecretBytes = _NO_KEY  # empty: a random key is generated

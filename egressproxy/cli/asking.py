@@ -112,7 +112,7 @@ Pairs = list[tuple[str, str]]
 
 def answer_offline(
     config: Sequence[ConfigSource], bind: tuple[str, ...], pairs: Pairs, read: Callable[[Pairs], Q],
-    answer: Callable[[Snapshot, Q], Awaitable[dict[str, Any]]],
+    answer: Callable[[Snapshot, Q], Awaitable[dict[str, Any]]], *, experimental: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """What `answer` says of this configuration to the question that `read` finds in these parameters. Exits with 2 if
     it cannot be served. Raises click.UsageError for a question that is none.
@@ -127,7 +127,7 @@ def answer_offline(
 
     try:
         question = read(pairs)
-        spec = compiled_or_exit(config, bind)
+        spec = compiled_or_exit(config, bind, experimental)
         return asyncio.run(answered())
     except HypotheticalRequestError as error:
         raise click.UsageError(str(error)) from None

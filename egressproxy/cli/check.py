@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from egressproxy.cli.options import bind_option, config_option, output_option
+from egressproxy.cli.options import bind_option, config_option, experimental_option, output_option
 from egressproxy.cli.problems import show_findings, show_problems
 from egressproxy.cli.secrets import secret_options
 from egressproxy.model.authority import Authority
@@ -34,6 +34,7 @@ _KINDS = ("problems", "unserved", "warnings", "notes")
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="PATH…")
 @config_option("The same as PATH, as in `run`.")
 @bind_option("As in `run`.")
+@experimental_option()
 @output_option
 @click.option("--strict", is_flag=True, help="Fail on warnings, too.")
 @click.option("--allow-unserved", is_flag=True, help="Do not fail on unserved parts.")
@@ -42,6 +43,7 @@ def command(
     paths: tuple[Path, ...],
     config: tuple[Path, ...],
     bind: tuple[str, ...],
+    experimental: bool,
     output: str,
     strict: bool,
     allow_unserved: bool,
@@ -68,10 +70,10 @@ def command(
     from egressproxy.config.compile.status.status_warnings import all_warnings
     from egressproxy.config.reading.load import read_all
     from egressproxy.config.reading.problems import Severity
-    from egressproxy.processes.loader.compilation import examined
+    from egressproxy.processes.loader.compilation import Machine, examined
 
     resources = read_all((*paths, *config, *sources))
-    compiled = examined(resources, bind)
+    compiled = examined(resources, bind, machine=Machine(experimental=experimental))
     findings = [*all_warnings(resources, compiled), *_build_filters(resources, compiled)]
     refusing, unserved, warnings, notes = (
         [each for each in findings if each.severity is severity]

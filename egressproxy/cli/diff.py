@@ -18,6 +18,7 @@ from egressproxy.cli.options import (
     asked_admin,
     bind_option,
     config_option,
+    experimental_option,
     output_option,
 )
 from egressproxy.cli.problems import compiled_or_exit
@@ -50,6 +51,7 @@ MAX_DECISIONS = 100_000
     help="Repeat the decisions of this access log instead of those in the memory of a process.",
 )  # fmt: skip
 @bind_option("As in `run`. Default: that of the running process; with OLD, 127.0.0.1.", default=None)
+@experimental_option("As in `run`. Default: as the running process was started.")
 @output_option
 @secret_options
 def command(
@@ -58,6 +60,7 @@ def command(
     admin: tuple[str, int] | None,
     access_log: Path | None,
     bind: tuple[str, ...],
+    experimental: bool,
     output: str,
     sources: tuple[SecretSource, ...],
 ) -> None:
@@ -84,12 +87,13 @@ def command(
 
     if old_path:
         bind = bind or ("127.0.0.1",)
-        old = compiled_or_exit((old_path[0], *sources), bind)
+        old = compiled_or_exit((old_path[0], *sources), bind, experimental)
         before = outline(old)
     else:
         running = ask(asked_admin(admin), "/model")
         old, before, bind = None, running["model"], bind or tuple(running["bind"])
-    new = compiled_or_exit((new_path, *sources), bind)
+        experimental = experimental or running.get("experimental", False)
+    new = compiled_or_exit((new_path, *sources), bind, experimental)
     found: dict[str, Any] = compare(before, outline(new))
     if access_log is not None or admin is not None:
         found |= _flips(old, new, admin, access_log)

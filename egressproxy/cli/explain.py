@@ -19,6 +19,7 @@ from egressproxy.cli.options import (
     client_options,
     client_pairs,
     config_option,
+    experimental_option,
     output_option,
 )
 from egressproxy.cli.secrets import secret_options
@@ -65,13 +66,14 @@ class _MethodFirst(ConfigByOption):
 @click.option("--listener", metavar="NAME", default="", help="The listener, if several could take the request.")
 @click.option("--no-dns", is_flag=True, help="Do not resolve names: addresses are not checked.")
 @bind_option("As in `run`, with --config.")
+@experimental_option("As in `run`, with --config.")
 @output_option
 @secret_options
 def command(
     method: str, url: str, identity: str, groups: tuple[str, ...], claims: tuple[str, ...],
     config: tuple[Path, ...], admin: tuple[str, int] | None,
-    headers: tuple[str, ...], gateway: str, listener: str, no_dns: bool, bind: tuple[str, ...], output: str,
-    sources: tuple[SecretSource, ...],
+    headers: tuple[str, ...], gateway: str, listener: str, no_dns: bool, bind: tuple[str, ...],
+    experimental: bool, output: str, sources: tuple[SecretSource, ...],
 ) -> None:  # fmt: skip
     """Explain a request: the listener, the rule that wins and the runner-up, the decision of the policies, the
     backends with a verdict on each address, TLS, filters in their order, credentials by name, limits and timeouts; or
@@ -98,7 +100,10 @@ def command(
     pairs = [("method", method), ("url", url), ("gateway", gateway), ("listener", listener)]
     pairs += client_pairs(identity, groups, claims)
     pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
-    found = _of_files((*config, *sources), bind, pairs) if config else ask(asked_admin(admin), "/explain", pairs)
+    if config:
+        found = _of_files((*config, *sources), bind, pairs, experimental)
+    else:
+        found = ask(asked_admin(admin), "/explain", pairs)
     if found["approvals"] and not config:
         at = {(each["from"], each["filter"]) for each in found["approvals"]}
         waiting = ask(asked_admin(admin), "/holds")["holds"]
@@ -110,8 +115,10 @@ def command(
     sys.exit(0 if found["verdict"] == "allowed" else 1)
 
 
-def _of_files(config: tuple[ConfigSource, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
+def _of_files(
+    config: tuple[ConfigSource, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]], experimental: bool
+) -> dict[str, Any]:
     from egressproxy.operators.explain.explain import explain
     from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest
 
-    return answer_offline(config, bind, pairs, HypotheticalRequest.of, explain)
+    return answer_offline(config, bind, pairs, HypotheticalRequest.of, explain, experimental=experimental)

@@ -70,6 +70,11 @@ def bind_option(help_text: str, default: tuple[str, ...] | None = ("127.0.0.1",)
     )  # fmt: skip
 
 
+def experimental_option(help_text: str = "As in `run`.") -> Decorator:
+    """`--experimental`: what provisional GEPs of Gateway API define is served."""
+    return click.option("--experimental", is_flag=True, help=help_text)
+
+
 def admin_option(
     help_text: str, default: str | None = f"{ADMIN[0]}:{ADMIN[1]}", *, may_be_off: bool = False
 ) -> Decorator:

@@ -27,14 +27,14 @@ def show_findings(findings: Iterable[Problem], file: IO[str]) -> None:
     print_lines(([(f"{word}: ", _COLOURS[word]), *_parts(finding, "")] for finding, word in words), file)
 
 
-def compiled_or_exit(paths: Sequence[ConfigSource], bind: tuple[str, ...]) -> ConfigIR:
+def compiled_or_exit(paths: Sequence[ConfigSource], bind: tuple[str, ...], experimental: bool) -> ConfigIR:
     """These files, folders and Secrets, compiled. If refused, prints the problems on stderr and exits with 2."""
     from egressproxy.config.reading.load import read_all
     from egressproxy.config.reading.problems import ConfigError
-    from egressproxy.processes.loader.compilation import compiled
+    from egressproxy.processes.loader.compilation import Machine, compiled
 
     try:
-        return compiled(read_all(paths), bind).spec
+        return compiled(read_all(paths), bind, machine=Machine(experimental=experimental)).spec
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)
         sys.exit(2)

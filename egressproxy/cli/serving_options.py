@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from egressproxy.cli.option_values import address_and_port, memory_size, seconds, whole_number
-from egressproxy.cli.options import Decorator, together
+from egressproxy.cli.options import Decorator, experimental_option, together
 
 #: More than any machine has cores: a typing error must not start ten thousand processes.
 MAX_WORKERS: Final = 256
@@ -57,5 +57,8 @@ serving_options: Decorator = together(
         "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
         help=f"Worker processes, each on one core, at most {MAX_WORKERS}; they share the listening sockets. With 1 this"
         " process serves itself.",
+    ),
+    experimental_option(
+        "Serve what provisional GEPs of Gateway API define, whose fields may change: see docs/gateway-api.md."
     ),
 )  # fmt: skip

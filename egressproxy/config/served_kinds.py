@@ -79,6 +79,7 @@ CONFIGURED: Final = (
     ServedKind("gateway.networking.x-k8s.io", "XBackend", ("v1alpha1",)),
     ServedKind(GATEWAY, "Backend", ("v1alpha1",)),
     ServedKind(GATEWAY, "XBackendDestination", ("v1alpha1",)),
+    ServedKind(GATEWAY, "PayloadProcessingPipeline", ("v1alpha1",)),
     ServedKind(_PROTOTYPE, "Backend", ("v0alpha0",)),
     ServedKind(_PROTOTYPE, "XBackendDestination", ("v0alpha0",)),
     ServedKind(OURS, "Backend", ("v1alpha1",), ("egb",)),

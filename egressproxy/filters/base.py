@@ -365,6 +365,8 @@ class FilterType:
             program), "" for none: no object that was written through the API may have one.
         machine_problem: why this machine has not what that field names, "" where it has: `check` tells it.
         package: the installed package that makes it known, name and version; "" for a type of ours.
+        stands_for: phases in which manifests of proposals place it, beside `phases`, each with the settings that it
+            stands for: the filter runs in its own phases then.
         inspect: only for types that run the operator's code: says what is wrong without running it. Raises ValueError
             or OSError.
     """
@@ -384,6 +386,7 @@ class FilterType:
     machine_problem: Callable[[Any], str] = lambda _config: ""
     inspect: Callable[[FilterContext], None] | None = None
     package: str = ""
+    stands_for: Mapping[Phase, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def runs_code(self) -> bool:

@@ -66,6 +66,7 @@ register(
         "ConcurrencyLimit": "limits.filter_types:CONCURRENCY_LIMIT",
         "Cors": "cors:CORS",
         "CredentialInjector": "credentials.filter_type:CREDENTIAL_INJECTOR",
+        "DirectResponse": "direct_response:DIRECT_RESPONSE",
         "HeaderPolicy": "header_policy:HEADER_POLICY",
         "Python": "python_filter:PYTHON",
         "RequestRateLimit": "limits.filter_types:REQUEST_RATE_LIMIT",
@@ -75,7 +76,7 @@ register(
     # Source: the egress proposal of Kubernetes' AI Gateway working group names it for its catalogue.
     core=("CredentialInjector",),
     # A proposal or a filter of Gateway API's HTTPRoute describes them, and not every gateway has them.
-    extended=("Cors", "HeaderPolicy", "RequestRedirect", "UrlRewrite"),
+    extended=("Cors", "DirectResponse", "HeaderPolicy", "RequestRedirect", "UrlRewrite"),
     # It runs the operator's code. Nobody asks for that by a name of Gateway API.
     own_name_only=("Python",),
 )

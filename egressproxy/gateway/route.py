@@ -10,6 +10,7 @@ from typing import Final
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Chain
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.retries import RetryPolicy
 from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
@@ -45,6 +46,7 @@ class _HotRoute:
     has_destination_policy: bool = field(init=False)  # False: policy says nothing of its destinations
     filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
     reads_early: bool = field(init=False)  # a filter of the head may ask for the body
+    head_steps: FilterSteps | None = field(init=False)  # the filters of the head, but for those of the listener
     clock_s: float = field(init=False)
     idle_s: float = field(init=False)
 
@@ -65,6 +67,8 @@ class Route(_HotRoute):
     only_reports: bool = False  # of what a tunnel carries: mode Report lifts all policies
     failovers: Mapping[RouteBackend, FailoverGroup] | None = None  # by what stands for it, and by endpoint
     total: int = field(init=False)  # the weight of all backends
+    own_steps: FilterSteps | None = None  # behind filters of the listener, which have run: the rest of the head's
+    follows_buffer: bool = False  # a filter of the listener may have read the body
     excluded: frozenset[str] = frozenset()  # by filters of a request: see `filtered_route`
     filtered_routes: dict[tuple[frozenset[str], str], Route] = field(init=False)  # by what is excluded and preferred
     buffers_request: bool = field(init=False)  # for an authorization server
@@ -84,7 +88,7 @@ class Route(_HotRoute):
         chains = [each.chain for each in self.backends] or [self.chain]
         self.needs_body = min((each.needs_body for each in chains if each.needs_body >= 0), default=-1)
         self.total = sum(backend.weight for backend in self.choices)
-        self.buffers_request = any(auth.spec.max_body > 0 for auth in self.auths)
+        self.buffers_request = self.follows_buffer or any(auth.spec.max_body > 0 for auth in self.auths)
         plans = (each.backend_request_body for each in chains)
         self.backend_body_plans = tuple(dict.fromkeys(plan for plan in plans if plan is not None))
         self.filters_request = (
@@ -93,6 +97,7 @@ class Route(_HotRoute):
             or self.needs_body >= 0
             or bool(self.backend_body_plans)
         )
+        self.head_steps = self.chain.request_headers if self.own_steps is None else self.own_steps
         self.reads_early = bool(self.auths) or self.looks_at_bodies
         self.filters_alone = not (
             self.buffers_request or self.needs_body >= 0 or self.backend_body_plans or self.reads_early

@@ -53,6 +53,7 @@ class ActiveListener:
     certificate_caches: HostMap[CertificateCache] | None = None  # of hosts whose tunnels are opened; None: no tunnel is
     authenticator: Authenticator | None = None  # says who its clients are; None: they need not be known
     variants: SubjectOverrides[ActiveListener] | None = None  # for clients that fit subjects of policies
+    pre_route: Route | None = None  # filters that run before a route is chosen
     gateway: str = field(init=False)
     name: str = field(init=False)
     mode: Mode = field(init=False)

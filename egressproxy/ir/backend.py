@@ -50,7 +50,9 @@ class BackendTlsIR:
 
     `names`: the subject alternative names accepted (any of them); empty: the SNI name. `min_version` is "1.2" or "1.3".
     `client_certificate` is certificate chain PEM; `client_key` its key. `ca_source` and `client_source` name their
-    objects, for people.
+    objects, for people. `trusted_pem` are certificates of servers that are accepted as they are, beside what CAs vouch
+    for; equal to `ca_pem` if nothing else is accepted. `skip_names`: any name is accepted. `allow_expired`: so are
+    certificates that have expired.
     """
 
     sni: str = ""
@@ -62,8 +64,16 @@ class BackendTlsIR:
     insecure_skip_verify: bool = False
     crl_pem: str = ""
     pins: tuple[str, ...] = ()
+    trusted_pem: str = ""
+    skip_names: bool = False
+    allow_expired: bool = False
     ca_source: str = field(default="", compare=False)
     client_source: str = field(default="", compare=False)
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the server's certificate says that it is the server."""
+        return not (self.insecure_skip_verify or self.skip_names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,16 @@ class KeyUrlIR:
 
 
 @dataclass(frozen=True, slots=True)
+class PreRoutingIR:
+    """`httpFilters` of a listener: filters of every request before a route is chosen (GEP-5224). Their priorities have
+    the order of the list. `auths` are the authorization servers among them.
+    """
+
+    extensions: tuple[ExtensionIR, ...] = ()
+    auths: tuple[ExternalAuthIR, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ListenerIR:
     """One listener of one Gateway that can be programmed. Several may share an address and port.
 
@@ -137,6 +147,7 @@ class ListenerIR:
     default_backend: WeightedBackend | None = None
     auths: tuple[ExternalAuthIR, ...] = ()  # of requests without a route
     key_urls: tuple[KeyUrlIR, ...] = ()
+    pre_routing: PreRoutingIR | None = None
     subjects: tuple[tuple[str, tuple[SubjectIR, ...]], ...] = ()
     variants: tuple[VariantIR, ...] = ()
 
@@ -171,6 +182,9 @@ def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
     """The filters of listeners, rules and backends, mirrors and authorization servers, once for each such place."""
     for listener in every_listener(config):
         yield from _with_called(listener.extensions)
+        if listener.pre_routing is not None:
+            yield from _with_called(listener.pre_routing.extensions)
+            yield from _of_backends(auth.backend for auth in listener.pre_routing.auths)
         if listener.default_backend is not None:
             yield from listener.default_backend.extensions
         yield from _of_backends(auth.backend for auth in listener.auths)
@@ -186,6 +200,8 @@ def chains(config: ConfigIR) -> Iterator[tuple[ExtensionIR, ...]]:
     """The filters of each listener and rule, and of each of these with one of its backends, which run together."""
     for listener in every_listener(config):
         yield listener.extensions
+        if listener.pre_routing is not None:
+            yield listener.pre_routing.extensions
         for route in listener.http_routes:
             for rule in route.rules:
                 yield rule.extensions

@@ -277,13 +277,18 @@ def _is_foreign(entry: Any) -> bool:
 def gateway_status(status: bytes, addresses: Sequence[dict[str, str]], problems: Sequence[str], since: str) -> bytes:
     """The status of a Gateway (JSON) with these addresses, and with a condition for the problems if there are any.
 
-    `since` is the time of the condition (RFC 3339).
+    `addresses` are those of `service_addresses`: those that the Gateway asks for by their routability are shown, or
+    else the outermost. `since` is the time of the condition (RFC 3339).
     """
-    if not addresses and not problems:
+    if not addresses and not problems and b'"routability"' not in status:
         return status
     made = json.loads(status)
-    if addresses:
-        made["addresses"] = addresses
+    asked = {each["routability"] for each in made["addresses"] if "routability" in each}
+    if asked:
+        _show_routable(made, asked, addresses)
+    elif addresses:
+        outside = [each for each in addresses if each["routability"] == "External"] or addresses
+        made["addresses"] = [{"type": each["type"], "value": each["value"]} for each in outside]
     if problems:
         generation = next((each["observedGeneration"] for each in made["conditions"]), 0)
         made["conditions"].append({
@@ -293,15 +298,30 @@ def gateway_status(status: bytes, addresses: Sequence[dict[str, str]], problems:
     return json.dumps(made).encode()
 
 
+def _show_routable(made: dict[str, Any], asked: set[str], addresses: Sequence[dict[str, str]]) -> None:
+    """Show the addresses of these scopes (GEP-5093). Without a Service the bound addresses are External, and no address
+    is called Cluster.
+    """
+    bound = [each for each in made["addresses"] if each.get("routability") == "External"]
+    shown = [each for each in addresses if each["routability"] in asked] if addresses else bound
+    made["addresses"] = shown
+    missing = sorted(asked - {each["routability"] for each in shown})
+    for condition in made["conditions"]:
+        if missing and condition["type"] == "AddressesAssigned":
+            reason = "PartiallyAssigned" if shown else "NotAssigned"
+            message = f"the Service in front has no address of routability {', '.join(missing)}"
+            condition.update(status="False", reason=reason, message=message)
+
+
 def service_addresses(service: StoredObject) -> list[dict[str, str]]:
-    """The `status.addresses` from a Service: its load balancer's addresses, else its own."""
+    """The addresses of a Service for `status.addresses`: its load balancer's (External) and its own (Cluster)."""
     ingress = (json.loads(service.status or b"{}").get("loadBalancer") or {}).get("ingress") or []
     spec = json.loads(service.manifest).get("spec") or {}
     ips = [each["ip"] for each in ingress if each.get("ip")] or spec.get("externalIPs") or []
     names = [each["hostname"] for each in ingress if each.get("hostname")]
-    if not ips and not names:
-        ips = [each for each in spec.get("clusterIPs") or [spec.get("clusterIP")] if each and each != "None"]
+    own = [each for each in spec.get("clusterIPs") or [spec.get("clusterIP")] if each and each != "None"]
     return [
-        *({"type": "IPAddress", "value": each} for each in ips),
-        *({"type": "Hostname", "value": each} for each in names),
+        *({"type": "IPAddress", "value": each, "routability": "External"} for each in ips),
+        *({"type": "Hostname", "value": each, "routability": "External"} for each in names),
+        *({"type": "IPAddress", "value": each, "routability": "Cluster"} for each in own),
     ]

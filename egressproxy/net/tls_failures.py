@@ -73,6 +73,10 @@ _FORM: Final = "has a form that is not accepted"
 #: OpenSSL's verify codes (x509_vfy.h) -> the fault of "the certificate of …", and the remedy. The fault is one of
 #: trust, name, time, or, for all other codes, form.
 _CERTIFICATE: Final[dict[int, tuple[str, str]]] = {
+    1: (
+        "is not trusted: it is none of trustedCertificates",
+        "put the server's certificate into an object of trustedCertificates",
+    ),
     2: (_NO_AUTHORITY, _CA_REMEDY),
     3: (f"{_LIST} is missing", _CRL_REMEDY),
     8: (f"{_LIST} has a wrong signature", _CRL_REMEDY),
@@ -243,7 +247,7 @@ def expected_text(expected: TlsExpectation) -> str:
     parts = []
     if not spec.insecure_skip_verify:
         names = spec.names or (spec.sni or expected.host,)
-        parts.append(f"name {' or '.join(map(_shown, names[:_MAX_NAMES]))}")
+        parts += [] if spec.skip_names else [f"name {' or '.join(map(_shown, names[:_MAX_NAMES]))}"]
         ca = (spec.ca_source or _POLICY_CAS) if spec.ca_pem else "a CA of the system"
         parts.append(f"signed by {ca}")
     if spec.pins:

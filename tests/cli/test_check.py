@@ -541,3 +541,13 @@ spec:
     assert "0 warnings." in invoke(manifests).output
     monkeypatch.setattr(os, "access", lambda path, _mode: str(path) != str(folder))
     assert f"{folder} cannot be written to by this user" in invoke(manifests).output
+
+
+def test_what_is_experimental_is_served_with_the_option_alone(tmp_path: Path):
+    direct = "  rules: [{filters: [{type: DirectResponse, directResponse: {statusCode: 403}}]}]"
+    route = f"{ROUTE.replace('spec: {parentRefs: [{name: gw}]}', 'spec:')}  parentRefs: [{{name: gw}}]\n{direct}\n"
+    (tmp_path / "all.yaml").write_text(f"{GATEWAY}---\n{route}")
+    result = invoke(tmp_path)
+    assert result.exit_code == 1
+    assert "start the gateway with --experimental" in result.output
+    assert invoke(tmp_path, "--experimental").exit_code == 0

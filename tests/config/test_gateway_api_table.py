@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
 
-from egressproxy.config.resources import gateway, meta, object_references, routes
+from egressproxy.config.resources import extension, gateway, meta, object_references, routes
 from egressproxy.config.resources.backend import BackendTlsPolicy
 from egressproxy.config.resources.destination import CaBundleReference
 from egressproxy.config.resources.meta import Model, Resource
@@ -44,6 +44,7 @@ WHOLE: tuple[type[Model], ...] = (
     object_references.LocalObjectReference,
     object_references.ObjectReference,
     object_references.SecretObjectReference,
+    extension.ProcessorReference,
 )
 
 

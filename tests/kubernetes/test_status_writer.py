@@ -11,7 +11,7 @@ import pytest
 from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubernetes.lease import DURATION_S, Lease, LeasePlace, LeasesElsewhere, lease_place, lease_places
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
-from egressproxy.kubernetes.status_writer import AGAIN_S, CONTROLLER, StatusWriter, merged
+from egressproxy.kubernetes.status_writer import AGAIN_S, CONTROLLER, StatusWriter, gateway_status, merged
 from egressproxy.run_options import ClusterOptions
 from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
@@ -372,3 +372,33 @@ async def test_a_status_is_written_where_that_is_permitted_alone(tmp_path):
         assert "status" in server.objects["gateways", "default", "gw"]
         assert "status" not in server.objects["gateways", "other", "gw"]
         await client.close()
+
+
+# --- the addresses of a Gateway behind a Service ---------------------------------------------------------------------
+LB = {"type": "IPAddress", "value": "203.0.113.1", "routability": "External"}
+OWN = {"type": "IPAddress", "value": "10.96.0.9", "routability": "Cluster"}
+
+
+def shown(bound: list[dict[str, str]], addresses: list[dict[str, str]]) -> tuple[list[dict[str, str]], str]:
+    """`status.addresses`, and the reason of AddressesAssigned."""
+    condition = {"type": "AddressesAssigned", "status": "True", "reason": "Assigned", "observedGeneration": 1}
+    status = json.dumps({"addresses": bound, "conditions": [condition]}).encode()
+    made = json.loads(gateway_status(status, addresses, (), "now"))
+    return made["addresses"], made["conditions"][0]["reason"]
+
+
+def test_a_service_shows_its_outermost_addresses_where_no_scope_is_asked_for():
+    bound = [{"type": "IPAddress", "value": "0.0.0.0"}]
+    assert shown(bound, [LB, OWN]) == ([{"type": "IPAddress", "value": "203.0.113.1"}], "Assigned")
+    assert shown(bound, [OWN]) == ([{"type": "IPAddress", "value": "10.96.0.9"}], "Assigned")
+    assert shown(bound, []) == (bound, "Assigned")
+
+
+def test_a_scope_is_that_of_the_service_and_never_of_another_address():
+    cluster = [{"type": "IPAddress", "value": "0.0.0.0", "routability": "Cluster"}]
+    both = [*cluster, {"type": "IPAddress", "value": "0.0.0.0", "routability": "External"}]
+    assert shown(cluster, [LB, OWN]) == ([OWN], "Assigned")
+    assert shown(both, [LB, OWN]) == ([LB, OWN], "Assigned")
+    assert shown(cluster, [LB]) == ([], "NotAssigned")
+    assert shown(both, [LB]) == ([LB], "PartiallyAssigned")
+    assert shown(cluster, []) == ([], "NotAssigned")

@@ -102,7 +102,7 @@ def compiled_spec(written: str | ConfigIR | Iterable[Manifest], catalog: Catalog
     if isinstance(written, ConfigIR):
         return written
     text = written if isinstance(written, str) else yaml.safe_dump_all(list(written))
-    defaults = Defaults(("127.0.0.1",), can_take_any_certificate=can_take_any_certificate)
+    defaults = Defaults(("127.0.0.1",), can_take_any_certificate=can_take_any_certificate, experimental=True)
     return compile_valid(load_text(text, "test.yaml"), catalog or Catalog(), defaults).spec
 
 

@@ -27,11 +27,10 @@ from tests.support.waiting import wait_until
 PROGRAM = "EGRESSPROXY_KUBE_APISERVER"
 _ADMIN = "admin-token"
 _ROOT: Final = Path(__file__).resolve().parents[2]
+_OF_THE_GROUP = ("Backend", "PayloadProcessingPipeline", "XBackendDestination")
 #: The folder of Gateway API's own definitions (the experimental channel).
 CRDS: Final = "EGRESSPROXY_GATEWAY_API_CRDS"
-WORKING_GROUP: Final = [
-    kind for kind in CONFIGURED if kind.kind in ("Backend", "XBackendDestination") and "egressproxy" not in kind.group
-]
+WORKING_GROUP: Final = [kind for kind in CONFIGURED if kind.kind in _OF_THE_GROUP and "egressproxy" not in kind.group]
 
 
 class RealApiServer(ClusterAccess):

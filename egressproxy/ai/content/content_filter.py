@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from egressproxy.ai.apis.shared import status_of_unseen
@@ -14,6 +15,15 @@ from egressproxy.model.strict_json import Unreadable
 
 #: The longest answer that is looked at whole, where nothing says another bound.
 _MAX_ANSWER: Final = 8 * 1024 * 1024
+
+
+#: Where proposals place a filter that says in `applyTo` what it looks at: each phase stands for a direction.
+DIRECTIONS: Final[Mapping[Phase, Mapping[str, str]]] = {
+    Phase.REQUEST_BODY: {"applyTo": "Requests"},
+    Phase.BACKEND_RESPONSE: {"applyTo": "Responses"},
+    Phase.RESPONSE_HEADERS: {"applyTo": "Responses"},
+    Phase.RESPONSE_BODY: {"applyTo": "Responses"},
+}
 
 
 class ContentFilter(Filter):

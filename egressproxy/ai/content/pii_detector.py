@@ -17,7 +17,7 @@ from egressproxy.ai.apis.streams import SLICE, LenientEditor, StreamEditor, Text
 from egressproxy.ai.apis.texts import TextKind
 from egressproxy.ai.content.bodies import BodyText, reading_document
 from egressproxy.ai.content.body_kinds import BodyKind, type_and_kind_of
-from egressproxy.ai.content.content_filter import ContentFilter
+from egressproxy.ai.content.content_filter import DIRECTIONS, ContentFilter
 from egressproxy.ai.content.entities import scanner_of
 from egressproxy.ai.content.form_document import FormDocument
 from egressproxy.ai.content.pii_config import Action, PIIDetectorConfig
@@ -401,5 +401,6 @@ PII_DETECTOR = FilterType(
     backend_refs=lambda config: (
         () if config.presidio is None else (("presidio.backendRef", config.presidio.backend_ref),)
     ),
+    stands_for=DIRECTIONS,
     summary="Finds personal data and keys in requests and answers: refuses, redacts, or replaces it until the answer.",
 )

@@ -17,7 +17,7 @@ from egressproxy.ai.apis.streams import SLICE, StreamEditor, framing_of
 from egressproxy.ai.apis.texts import Found, TextKind, TextRole
 from egressproxy.ai.content.bodies import BodyText, reading_document
 from egressproxy.ai.content.body_kinds import BodyKind, kind_of, media_type_of
-from egressproxy.ai.content.content_filter import ContentFilter
+from egressproxy.ai.content.content_filter import DIRECTIONS, ContentFilter
 from egressproxy.ai.content.folding import Folder
 from egressproxy.ai.content.injection_phrases import PHRASES, InjectionPhrases
 from egressproxy.ai.content.llm_classifier import ClassifierAbsent, LlmClassifier, LlmClassifierSettings
@@ -427,5 +427,6 @@ PROMPT_GUARD = FilterType(
     build=PromptGuard,
     also=frozenset((Phase.CONNECT, Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
     backend_refs=lambda config: () if config.judge is None else (("judge.backendRef", config.judge.backend_ref),),
+    stands_for=DIRECTIONS,
     summary="Denies prompts and answers by expressions, known phrases of injection, lengths, and a judge.",
 )

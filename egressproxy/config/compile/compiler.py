@@ -39,6 +39,7 @@ from egressproxy.config.compile.interface import (
     unserved,
 )
 from egressproxy.config.compile.listener_compiler import DENIED, ListenerCompiler
+from egressproxy.config.compile.listener_filters import ListenerFilters
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
 from egressproxy.config.compile.policies.layers import Level
@@ -154,8 +155,11 @@ class _Run:
         self._routes = RouteCompiler(
             self._backends, backend_refs, self._policies, self._extensions, self._policy_filters, self._pipelines
         )
-        self._validator = RouteValidator(self._backends, self._extensions, self._pipelines, defaults.check_pattern)
+        self._validator = RouteValidator(
+            self._backends, self._extensions, self._pipelines, defaults.check_pattern, defaults.experimental
+        )
         self._listeners = ListenerCompiler(self._policies, self._routes, DeniedBackends(defaults.denials))
+        self._filters = ListenerFilters(resources, self._backends, self._pipelines, self._routes, self._tls_policies)
         self._plans: list[GatewayPlan] = []
         self._served: dict[ListenerPlan, ServedRoutes] = {}
         self._statuses: dict[Key, Status] = {}
@@ -172,6 +176,10 @@ class _Run:
         self._find_layers()
         for plan in self._plans:
             add_certificate_rules(plan.listeners, self._policies_of, self.references)
+            for listener in plan.listeners:
+                served = self._served[listener]
+                with self._policies.for_clients(NOBODY, served.met):
+                    self._filters.compile(listener, served.layers)
             plan.recheck_listeners()
         for policy in self._policies.objects:
             self._policy_filters.check(policy)

@@ -24,7 +24,7 @@ BUILTIN_CLASS: Final = "egressproxy"
 CATALOG: Final = ("egressproxy-system", "egressproxy-filter-catalog")
 
 #: Kinds that several groups have.
-_OF_SEVERAL_GROUPS: Final = frozenset({"Backend", "XBackendDestination"})
+_OF_SEVERAL_GROUPS: Final = frozenset({"Backend", "PayloadProcessingPipeline", "XBackendDestination"})
 
 #: The contents of files: kind, namespace, name and keys of their object -> the value of each key.
 Materials = Mapping[tuple[str, ...], tuple[bytes, ...]]
@@ -76,7 +76,7 @@ class FilterTypeInfo(Protocol):
     config, `secret_refs` are the referenced Secrets, `backend_refs` the referenced backends with their fields,
     `backend_names` the named backends of rules, and `machine_field` is the field with a file, variable or program of
     this machine, "" for none. `package` is the installed package of the type, "" for a type of ours. `runs_code`: a
-    config names code of the operator.
+    config names code of the operator. `stands_for`: further phases of published manifests, with implied settings.
     """
 
     @property
@@ -91,6 +91,8 @@ class FilterTypeInfo(Protocol):
     def backend_refs(self) -> Callable[[Any], tuple[tuple[str, BackendReference], ...]]: ...
     @property
     def backend_names(self) -> Callable[[Any], tuple[tuple[str, str], ...]]: ...
+    @property
+    def stands_for(self) -> Mapping[Any, Mapping[str, str]]: ...
     @property
     def machine_field(self) -> Callable[[Any], str]: ...
     @property
@@ -130,7 +132,8 @@ class Defaults:
     clients; the default denies nothing.
     `system_roots` is the mark of the system's CA certificates. `unbound` are the addresses and ports that could not be
     bound, with reasons; a cluster's listeners there are not served. `gateway_namespaces` limits the namespaces whose
-    Gateways and ListenerSets are read from a cluster; empty: all.
+    Gateways and ListenerSets are read from a cluster; empty: all. `experimental` permits what provisional GEPs define.
+    `has_service`: a Service with a cluster IP is in front of the gateway.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -141,6 +144,8 @@ class Defaults:
     system_roots: str = ""
     unbound: Mapping[tuple[str, int], str] = field(default_factory=dict)
     gateway_namespaces: tuple[str, ...] = ()
+    experimental: bool = False
+    has_service: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,4 +160,5 @@ class ListenerCompiler:
             default_backend=default,
             auths=auths if default is not None else (),
             key_urls=key_urls,
+            pre_routing=plan.pre_routing,
         )

@@ -282,10 +282,22 @@ class References:
 
     def ca_bundle(self, source: Resource, ref: Reference, key: str = "ca.crt") -> str:
         """CA certificates, PEM, under `key` or of a ClusterTrustBundle (no grant needed). Raises UnresolvedRef."""
-        read = partial(read_ca_bundle, field="spec.trustBundle" if _is_trust_bundle(ref) else "ca.crt")
+        read = partial(read_ca_bundle, field="spec.trustBundle" if _is_trust_bundle(ref) else key)
         bundle, spans = self._read(source, ref, f"{ref.kind} {ref.name}", (key,), read)
         self._note(source, ref, CertificateUse.CA, spans)
         return bundle
+
+    def server_certificates(self, source: Resource, ref: Reference) -> str:
+        """Certificates of servers, PEM, of a ConfigMap or Secret: under `tls.crt`, or else `ca.crt`. Raises
+        UnresolvedRef.
+        """
+        if _is_trust_bundle(ref):
+            raise UnresolvedRef("InvalidKind", f"{ref.kind} {ref.name} is neither a ConfigMap nor a Secret")
+        found = self.find(source, ref)
+        keys = found.keys if isinstance(found, Secret) else ()
+        if isinstance(found, ConfigMap):
+            keys = (*found.data, *found.binary_data)
+        return self.ca_bundle(source, ref, "tls.crt" if "tls.crt" in keys else "ca.crt")
 
     def _read(self, source: Resource, ref: Reference, name: str, keys: tuple[str, ...], read: Callable[..., T]) -> T:
         """The result of `read` for these entries. For files in an unusable state, such as half of a key pair during a

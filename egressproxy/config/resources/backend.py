@@ -2,10 +2,10 @@
 
 Our Backend (`egressproxy.io`) is a superset of the working group's `Backend` and `XBackendDestination` in both of their
 groups; XBackend has its own shape (`x_backend`). `config.compile` reads all of them into one BackendIR. Sources:
-GEP-4894, the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1.
+GEP-4894, the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1, and GEP-4152.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from egressproxy.config.resources.destination import BackendDestination, BackendTls
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import GATEWAY_GROUP, OUR_GROUP, Model, Resource
-from egressproxy.config.resources.object_references import PolicyTargetReference
+from egressproxy.config.resources.object_references import LocalObjectReference, PolicyTargetReference
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns
 from egressproxy.config.resources.source_address import SourceAddress
@@ -164,10 +164,48 @@ class BackendTlsTargetReference(PolicyTargetReference):
     """A Service or Backend, or with `sectionName` one of its ports."""
 
 
+class BackendTlsPolicyValidation(BackendTlsValidation):
+    """BackendTlsValidation with what GEP-4152 adds."""
+
+    mode: Literal["Standard", "InsecureAllowExpired", "InsecureSkipOnlySANVerification", "InsecureSkipVerification"] = (
+        "Standard"
+    )
+    """Standard: the certificate is verified. The other modes accept expired certificates, any name, or every one."""
+    trusted_certificates: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
+    """ConfigMaps or Secrets (key tls.crt, or else ca.crt) with servers' certificates that are accepted as they are."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Check the trust that the mode needs, and names where names are verified (GEP-4152, API Validations)."""
+        sources = (self.ca_certificate_refs, self.well_known_ca_certificates, self.trusted_certificates)
+        if self.ca_certificate_refs and self.well_known_ca_certificates is not None:
+            raise RefusedValue("caCertificateRefs and wellKnownCACertificates exclude each other", "keep one of them")
+        if self.mode == "InsecureSkipVerification":
+            if any(sources):
+                raise RefusedValue(f"mode {self.mode} trusts every certificate", "remove the certificates, or mode")
+        elif not any(sources):
+            needed = "one of caCertificateRefs, wellKnownCACertificates and trustedCertificates is needed"
+            raise RefusedValue(needed, "write one")
+        if self.subject_alt_names and self.mode.startswith("InsecureSkip"):
+            raise RefusedValue(f"subjectAltNames do not belong to mode {self.mode}", "remove them, or mode")
+
+    @property
+    def weakness(self) -> str:
+        """What is not verified, as a sentence; "" in mode Standard."""
+        return _WEAKNESS[self.mode]
+
+
+_WEAKNESS: Final = {
+    "Standard": "",
+    "InsecureAllowExpired": "certificates that have expired are accepted",
+    "InsecureSkipOnlySANVerification": "the name in the server's certificate is not verified",
+    "InsecureSkipVerification": "the server's certificate is not verified",
+}
+
+
 class BackendTlsPolicySpec(Model):
     target_refs: Annotated[tuple[BackendTlsTargetReference, ...], Field(min_length=1, max_length=16)]
     """The Services and Backends of the policy. A Backend's own tls takes precedence."""
-    validation: BackendTlsValidation
+    validation: BackendTlsPolicyValidation
     """The requirements for the servers' certificates."""
     options: dict[str, str] = Field(default_factory=dict, max_length=16)
     """Further settings."""

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
-from egressproxy.config.resources.object_references import BackendObjectReference
+from egressproxy.config.resources.meta import GATEWAY_GROUP, OUR_GROUP, Model, Resource
+from egressproxy.config.resources.object_references import BackendObjectReference, Kind, ObjectReference
 from egressproxy.config.resources.spellings import vendors_too
 from egressproxy.config.resources.values import (
     Bool,
@@ -15,6 +15,7 @@ from egressproxy.config.resources.values import (
     Int,
     Label,
     Name,
+    Port,
     RefusedValue,
     check_unique,
     require_one_of,
@@ -108,6 +109,84 @@ class PayloadProcessingPipeline(Resource, group=OUR_GROUP, kind="PayloadProcessi
     """An ordered list of processors, named by an HTTPRoute's ExtensionRef filter."""
 
     spec: PayloadProcessingPipelineSpec
+    """The steps of the pipeline."""
+
+
+# --- the working group's form (proposal 7) ---------------------------------------------------------------------------
+
+
+class ProcessorReference(ObjectReference):
+    """The server of a processor. A Service with one port needs no `port`."""
+
+    kind: Kind = "Service"
+    """Service, or a kind of Backend."""
+    port: Port | None = None
+    """Port of the server."""
+
+
+class PayloadPhases(Model):
+    """What a processor is shown."""
+
+    request_headers: Bool = False
+    """The head of the request."""
+    request_body: Bool = False
+    """The body of the request."""
+    response_headers: Bool = False
+    """The head of the response."""
+    response_body: Bool = False
+    """The body of the response."""
+
+
+#: Metadata of a gRPC call: names in lower case, values in ASCII.
+Context = dict[
+    Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9][a-z0-9_.-]*$")],
+    Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[!-~]([ -~]*[!-~])?$")],
+]
+
+
+class PayloadProcessorConfig(Model):
+    timeout: Duration | None = None
+    """The time limit of the processor in each phase."""
+    failure_mode: Literal["open", "closed"] = "closed"
+    """The effect of a failed processor. closed: the request is refused. open: the processor is skipped."""
+    phases: PayloadPhases | None = None
+    """What the processor is shown. Default: heads and bodies of request and response."""
+    context: Annotated[Context, Field(max_length=16)] = Field(default_factory=dict)
+    """Metadata of each call."""
+
+
+class PayloadProcessor(Model):
+    """A remote step, called by Envoy's ext_proc."""
+
+    name: Name
+    """Name of the step, unique in its list."""
+    backend_refs: Annotated[tuple[ProcessorReference, ...], Field(min_length=1, max_length=16)]
+    """The servers."""
+    config: PayloadProcessorConfig = PayloadProcessorConfig.model_construct()
+    """Settings of the call."""
+    context: Annotated[Context, Field(max_length=16)] = Field(default_factory=dict)
+    """Metadata of each call, as in `config`."""
+
+
+def _once_each(processors: tuple[PayloadProcessor, ...]) -> tuple[PayloadProcessor, ...]:
+    check_unique((each.name for each in processors), "name", "processors")
+    return processors
+
+
+PayloadProcessors = Annotated[
+    tuple[PayloadProcessor, ...], Field(min_length=1, max_length=64), AfterValidator(_once_each)
+]
+
+
+class PublishedPipelineSpec(Model):
+    processors: PayloadProcessors
+    """The steps, in their order."""
+
+
+class PublishedPipeline(Resource, group=GATEWAY_GROUP, kind="PayloadProcessingPipeline", versions=("v1alpha1",)):
+    """The pipeline of the working group's proposal, named by an HTTPRoute's PayloadProcessingRef filter."""
+
+    spec: PublishedPipelineSpec
     """The steps of the pipeline."""
 
 

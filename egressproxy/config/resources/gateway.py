@@ -3,7 +3,7 @@
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from egressproxy.config.resources.hostnames import Hostname
 from egressproxy.config.resources.meta import GATEWAY_GROUP, LabelSelector, Model, Resource
@@ -15,6 +15,7 @@ from egressproxy.config.resources.object_references import (
     ParentGatewayReference,
     SecretObjectReference,
 )
+from egressproxy.config.resources.route_filters import HttpListenerFilter
 from egressproxy.config.resources.values import Label, Name, Port, RefusedValue, Subdomain, check_unique
 from egressproxy.ir.gateway import TlsMode
 from egressproxy.model.unix_socket import UNIX_SOCKET, UnixSocket, parse_unix_socket
@@ -99,8 +100,11 @@ class Listener(Model):
     """TLS of the listener."""
     allowed_routes: AllowedRoutes = AllowedRoutes.model_construct()
     """The routes that may attach."""
+    http_filters: Annotated[tuple[HttpListenerFilter, ...], Field(max_length=16)] = ()
+    """Filters of every request, in this order, before a route is chosen. For protocols HTTP and HTTPS."""
 
     def model_post_init(self, context: Any) -> None:
+        check_unique((each.name for each in self.http_filters if each.name), "name", "httpFilters")
         protocol = self.protocol.upper()
         if protocol in ("HTTP", "TCP", "UDP") and self.tls is not None:
             raise RefusedValue(f"tls is not possible with protocol {self.protocol}", "remove tls, or use HTTPS or TLS")
@@ -112,6 +116,15 @@ class Listener(Model):
             raise RefusedValue("protocol TLS needs tls.mode", "add tls with mode Passthrough or Terminate")
 
 
+def _routability(text: str) -> str:
+    """Source: GEP-5093, GatewayAddressRoutability."""
+    prefix, slash, path = text.partition("/")
+    is_prefixed = bool(prefix and slash and path) and prefix != GATEWAY_GROUP
+    if text not in ("External", "Cluster") and not is_prefixed:
+        raise RefusedValue(f"{text or 'the empty text'} is no routability", "write External, Cluster, or PREFIX/NAME")
+    return text
+
+
 class GatewayAddress(Model):
     """`type` IPAddress: an address to bind; egressproxy.io/UnixSocket: a Unix socket. Others are reported in status."""
 
@@ -119,6 +132,8 @@ class GatewayAddress(Model):
     """The type of the address."""
     value: Annotated[str, Field(max_length=253)] | None = None
     """The address."""
+    routability: Annotated[str, Field(max_length=253), AfterValidator(_routability)] | None = None
+    """Where the address has to be reachable from: External (the default), Cluster, or a vendor's scope."""
 
     def model_post_init(self, context: Any) -> None:
         if self.type == "IPAddress" and self.value:

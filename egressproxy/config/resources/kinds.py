@@ -27,7 +27,7 @@ from egressproxy.config.resources.core import (
     Service,
     ServiceAccount,
 )
-from egressproxy.config.resources.extension import FilterTypeDefinition, PayloadProcessingPipeline
+from egressproxy.config.resources.extension import FilterTypeDefinition, PayloadProcessingPipeline, PublishedPipeline
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet, ReferenceGrant
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.policy import EgressPolicy
@@ -38,9 +38,9 @@ from egressproxy.model.near_names import did_you_mean
 
 KINDS: tuple[type[Resource], ...] = (
     GatewayClass, Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, BackendTlsPolicy, ReferenceGrant,
-    XBackend, WorkingGroupBackend, GatewayXBackendDestination, PrototypeBackend, XBackendDestination, Backend,
-    EgressPolicy, AccessPolicy, PayloadProcessingPipeline, FilterTypeDefinition, Namespace, Secret, ConfigMap, Service,
-    ServiceAccount, Pod, EndpointSlice, ClusterTrustBundle,
+    XBackend, WorkingGroupBackend, GatewayXBackendDestination, PublishedPipeline, PrototypeBackend,
+    XBackendDestination, Backend, EgressPolicy, AccessPolicy, PayloadProcessingPipeline, FilterTypeDefinition, Namespace,
+    Secret, ConfigMap, Service, ServiceAccount, Pod, EndpointSlice, ClusterTrustBundle,
 )  # fmt: skip
 
 #: (apiVersion, kind) -> class.
@@ -85,7 +85,7 @@ _KUBERNETES: dict[str, frozenset[str]] = {
     "storage.k8s.io": frozenset({"CSIDriver", "CSINode", "StorageClass", "VolumeAttachment"}),
 }  # fmt: skip
 _GATEWAY_API: dict[str, frozenset[str]] = {
-    "gateway.networking.k8s.io": frozenset({"BackendLBPolicy", "UDPRoute"}),
+    "gateway.networking.k8s.io": frozenset({"BackendLBPolicy", "PayloadProcessor", "UDPRoute"}),
     "gateway.networking.x-k8s.io": frozenset({"XBackendTrafficPolicy", "XListenerSet", "XMesh"}),
     "multicluster.x-k8s.io": frozenset({"ServiceExport", "ServiceImport"}),
     AGENTIC_GROUP: frozenset({"XBackend"}),
@@ -98,6 +98,7 @@ _INSTEAD = {
         "nothing here enforces it: say what may leave in an EgressPolicy",
     ),
     "XListenerSet": "use ListenerSet of gateway.networking.k8s.io/v1",
+    "PayloadProcessor": "use PayloadProcessingPipeline",
     "BackendLBPolicy": "use sessionPersistence of a route's rule",
 }
 

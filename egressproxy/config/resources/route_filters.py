@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from egressproxy.config.resources.extension import PayloadProcessors
 from egressproxy.config.resources.hostnames import PreciseHostname
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import BackendObjectReference, LocalObjectReference
@@ -12,8 +13,10 @@ from egressproxy.config.resources.values import (
     NULL_IS_EMPTY_LIST,
     Bool,
     HeaderName,
+    Name,
     Port,
     RefusedValue,
+    Subdomain,
     check_unique,
     require_own_block,
 )
@@ -92,6 +95,20 @@ class RequestRedirect(Model):
     """Port of the redirect. Default: the scheme's, else the listener's."""
     status_code: Literal[301, 302, 303, 307, 308] = 302
     """Status of the response."""
+
+
+class DirectResponseBody(Model):
+    string: Annotated[str, Field(max_length=4096)]
+    """The body, as text."""
+
+
+class DirectResponse(Model):
+    """A response of the gateway itself. Source: GEP-2826, the prototype that it names."""
+
+    status_code: Annotated[int, Field(strict=True, ge=100, le=599)]
+    """Status of the response."""
+    body: DirectResponseBody | None = None
+    """Body of the response. Default: none."""
 
 
 class UrlRewrite(Model):
@@ -204,6 +221,11 @@ class GrpcFilter(Model):
         require_own_block(f"a filter of type {self.type}", own, blocks, ", or change the type")
 
 
+class PipelineReference(Model):
+    name: Name
+    """Name of the PayloadProcessingPipeline, in the namespace of the route."""
+
+
 class HttpFilter(GrpcFilter):
     """A filter of an HTTPRoute: all of GRPCRoute's, and more."""
 
@@ -216,6 +238,9 @@ class HttpFilter(GrpcFilter):
         "ExtensionRef",
         "CORS",
         "ExternalAuth",
+        "DirectResponse",
+        "PayloadProcessing",
+        "PayloadProcessingRef",
     ]
     request_redirect: RequestRedirect | None = None
     """Responds with a redirect."""
@@ -225,6 +250,12 @@ class HttpFilter(GrpcFilter):
     """Responds to preflight requests, and sets the CORS fields of responses."""
     external_auth: ExternalAuthFilter | None = None
     """Checks the request with an authorization server."""
+    direct_response: DirectResponse | None = None
+    """Responds with a fixed status and body."""
+    payload_processing: PayloadProcessors | None = None
+    """Processors of requests and responses, in their order."""
+    payload_processing_ref: PipelineReference | None = None
+    """A PayloadProcessingPipeline of gateway.networking.k8s.io."""
 
     @property
     def backend_ref(self) -> BackendObjectReference | None:
@@ -233,14 +264,36 @@ class HttpFilter(GrpcFilter):
         return block.backend_ref if block is not None else None
 
 
+class HttpListenerFilter(Model):
+    """A filter of a listener, which runs before a route is chosen. Source: GEP-5224."""
+
+    name: Subdomain | None = None
+    """Name of the filter, unique in the list."""
+    type: Literal["ExternalAuth", "ExtensionRef"]
+    """The type of the filter, which needs the block of its name."""
+    external_auth: ExternalAuthFilter | None = None
+    """Checks the request with an authorization server."""
+    extension_ref: LocalObjectReference | None = None
+    """A PayloadProcessingPipeline."""
+
+    def model_post_init(self, context: Any) -> None:
+        own = self.type[0].lower() + self.type[1:]
+        blocks = {"externalAuth": self.external_auth, "extensionRef": self.extension_ref}
+        require_own_block(f"a filter of type {self.type}", own, blocks, ", or change the type")
+
+
+_REPEATED = ("RequestMirror", "ExtensionRef", "PayloadProcessingRef")
+
+
 def _once_each(filters: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Check filters: only RequestMirror and ExtensionRef may be repeated; redirect and rewrite exclude each other."""
+    """Check filters: few types may be repeated, and a redirect excludes some others."""
     types: list[str] = [entry.type for entry in filters]
     for kind in types:
-        if types.count(kind) > 1 and kind not in ("RequestMirror", "ExtensionRef"):
+        if types.count(kind) > 1 and kind not in _REPEATED:
             raise RefusedValue(f"a filter of type {kind} cannot be repeated", "put everything in one filter")
-    if "RequestRedirect" in types and "URLRewrite" in types:
-        raise RefusedValue("RequestRedirect and URLRewrite exclude each other", "remove one of them")
+    for other in ("URLRewrite", "DirectResponse"):
+        if "RequestRedirect" in types and other in types:
+            raise RefusedValue(f"RequestRedirect and {other} exclude each other", "remove one of them")
     return filters
 
 

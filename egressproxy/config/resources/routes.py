@@ -185,8 +185,11 @@ class HttpRule(RouteRule):
         ):
             message = "ReplacePrefixMatch needs exactly one match of type PathPrefix"
             raise RefusedValue(message, "split the rule, or use ReplaceFullPath")
-        if self.backend_refs and any(entry.type == "RequestRedirect" for entry in self.filters):
+        types = [entry.type for entry in self.filters] if self.backend_refs else []
+        if "RequestRedirect" in types:
             raise RefusedValue("a rule that redirects has no backends", "remove backendRefs, or RequestRedirect")
+        if "DirectResponse" in types:
+            raise RefusedValue("a rule with DirectResponse has no backends", "remove backendRefs, or DirectResponse")
 
 
 def _replaces_prefix(entry: HttpFilter) -> bool:

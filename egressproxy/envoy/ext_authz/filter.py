@@ -63,8 +63,6 @@ def denial(status: int, fields: Iterable[tuple[bytes, bytes]], body: bytes, phra
 
 #: How long a server may think where no policy says it (`backendRequest`).
 AUTH_TIMEOUT_S = 5.0
-#: What the server wants to be added to the answer.
-_ADDED: Final[StateSlot[tuple[FieldChange, ...]]] = StateSlot("external auth")
 
 
 class AuthzClient(Protocol):
@@ -100,6 +98,8 @@ class ExternalAuth(ExternalAuthorization):
         refused, why = "the authorization server refused a request", "its answer, which the client got, says why"
         self._denied = Refusal(Reason.EXT_AUTH_DENIED, refused, self._source, why)
         self._metrics = metrics
+        #: The changes that the server wants of the answer.
+        self._added: StateSlot[tuple[FieldChange, ...]] = StateSlot("external auth")
         self._rules: AccessRules | None = None
         if spec.condition is not None:
             from egressproxy.ai.filters.access_policy import AccessPolicyConfig
@@ -147,7 +147,7 @@ class ExternalAuth(ExternalAuthorization):
         finally:
             self._metrics.external_auth.count(self._route, self.server, result, monotonic() - started)
         if verdict.response:
-            exchange.keep(_ADDED, verdict.response)
+            exchange.keep(self._added, verdict.response)
         if verdict.answer is None:
             return None
         exchange.reason = Reason.EXT_AUTH_DENIED
@@ -168,7 +168,7 @@ class ExternalAuth(ExternalAuthorization):
         return rules.match(exchange, body if body is not None and len(body) <= SHORT else None)
 
     def response_headers(self, exchange: Exchange) -> None:
-        changes = exchange.state.get(_ADDED)
+        changes = exchange.state.get(self._added)
         if changes:
             apply(changes, exchange.response.fields)
 

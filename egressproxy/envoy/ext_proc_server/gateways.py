@@ -91,6 +91,8 @@ def _routes(listener: ActiveListener) -> Iterator[Route]:
     for variant in listener.variants or ():
         yield from _routes(variant)
     yield from (route for _, route in listener.http.every() if route.kind != SELF_SERVICE)
+    if listener.pre_route is not None:
+        yield listener.pre_route
     if listener.defaults is not None:
         yield listener.defaults.route
 

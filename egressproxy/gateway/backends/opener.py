@@ -72,8 +72,8 @@ class TlsFailure(NamedTuple):
 
 
 def is_unverified(tls: BackendTlsIR | None) -> bool:
-    """Whether TLS is spoken, and the server's certificate not looked at."""
-    return tls is not None and tls.insecure_skip_verify
+    """Whether TLS is spoken, and the server's certificate does not say who it is."""
+    return tls is not None and not tls.is_verified
 
 
 def note_unverified(exchange: Exchange, who: str) -> None:
@@ -241,7 +241,7 @@ class ConnectionOpener:
         done: asyncio.Future[None] = self._network.loop.create_future()
         waiting = [done]
         expected = TlsExpectation(self.who, host, tls)
-        if tls.insecure_skip_verify:
+        if not tls.is_verified:
             note_unverified(exchange, self.who)
 
         def on_handshake(stream: TlsStream, error: Exception | None) -> None:

@@ -214,7 +214,7 @@ def tenant_of_client(exchange: Exchange) -> str:
 def backend_origin(host: str, port: int, tls: BackendTlsIR | None) -> BackendOrigin:
     """What backend-request filters are told of a destination."""
     names: tuple[str, ...] = ()
-    if tls is not None and not tls.insecure_skip_verify:
+    if tls is not None and tls.is_verified:
         names = tls.names or (tls.sni or host,)
     return BackendOrigin(host, port, tls is not None, names)
 

@@ -76,10 +76,13 @@ def updating(
 
 
 def _differs_in_routes_alone(active: ActiveListener, spec: ListenerIR) -> bool:
-    """Whether this is the listener in service. With policies for some clients there are variants of each route, and a
-    GRPCRoute may have to give way to an HTTPRoute: such a listener is built as a whole.
+    """Whether this is the listener in service. With policies for some clients there are variants of each route, a
+    GRPCRoute may have to give way to an HTTPRoute, and filters of the listener are in each rule: such a listener is
+    built as a whole.
     """
-    if active.variants is not None or spec.subjects or any(route.kind != _KIND for route in spec.http_routes):
+    if active.variants is not None or spec.subjects or spec.pre_routing is not None:
+        return False
+    if any(route.kind != _KIND for route in spec.http_routes):
         return False
     return without_routes(spec) == active.spec
 

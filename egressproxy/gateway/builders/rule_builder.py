@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
+from typing import NamedTuple
 
 from egressproxy.filters.base import Phase
 from egressproxy.filters.instances import FilterInstances
@@ -19,7 +20,7 @@ from egressproxy.gateway.product_types import BuiltRule, ExternalAuthorization, 
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.route import Route
 from egressproxy.ir.backend import Destination, Protocol
-from egressproxy.ir.gateway import ListenerIR, extensions_of
+from egressproxy.ir.gateway import ListenerIR, PreRoutingIR, extensions_of
 from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR, Priority
 from egressproxy.ir.route import AuthProtocol, ExternalAuthIR, HttpRuleIR, MirrorIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
@@ -30,14 +31,26 @@ from egressproxy.telemetry.metrics import Metrics
 NO_PORTS: Mapping[str, Collection[int]] = {}
 
 
+class ListenerSteps(NamedTuple):
+    """The filters of a listener that run before a route is chosen: the rule that is in force for so long, and their
+    specs, which stand in the chains of all rules, too: for bodies and responses.
+    """
+
+    route: Route
+    extensions: tuple[ExtensionIR, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class AttachedRoute:
-    """A route on one listener. `names`: the hostnames that it has written; None for what is served without a route."""
+    """A route on one listener. `names`: the hostnames that it has written; None for what is served without a route.
+    `before`: the filters that have run when a rule is chosen.
+    """
 
     listener: ListenerIR
     route: str
     kind: str = ""
     names: tuple[str, ...] | None = None
+    before: ListenerSteps | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -60,6 +73,9 @@ class RuleBuilder:
         for auth in auths:
             also = frozenset((Phase.RESPONSE_HEADERS,))
             extensions = (*extensions, self.parts.place_own(name, auth.spec.place, auth, also=also))
+        before = attached.before
+        if before is not None:
+            extensions = (*before.extensions, *extensions)
         copied = self._mirrors(attached, rule.mirrors)  # for all backends: a request counts once
         backends = [self._backend(attached, rule, each, extensions, copied) for each in rule.backends]
         choices, failovers = with_failovers(rule.backends, backends)
@@ -84,6 +100,10 @@ class RuleBuilder:
                 extensions = (*extensions, self._placed(attached, own))
                 sessions = found or sessions
             retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic, hedging)
+        own_steps = None
+        if before is not None:
+            behind = extensions[len(before.extensions) :]
+            own_steps = self.parts.rule_chain(behind, has_backends=bool(backends)).request_headers or ()
         made = Route(
             name,
             self.parts.rule_chain(extensions, has_backends=bool(backends)),
@@ -103,9 +123,39 @@ class RuleBuilder:
             choices=choices,
             failovers=failovers or None,
             priority=highest_priority(policy, rule.backends),
+            own_steps=own_steps,
+            follows_buffer=before is not None and before.route.buffers_request,
         )
         yield None
         return made
+
+    def pre_routing(self, listener: ListenerIR, spec: PreRoutingIR) -> BlockingWork[ListenerSteps]:
+        """The filters of a listener that run before a route is chosen."""
+        for each in spec.extensions:
+            if self.filters.blocks(each):
+                yield partial(self.filters.place_or_close, each)
+        asked = [self._external_auth("-", each) for each in spec.auths]
+        also = frozenset((Phase.RESPONSE_HEADERS,))
+        placed = [
+            self.parts.place_own(str(number), each.place, auth, also=also)
+            for number, (each, auth) in enumerate(zip(spec.auths, asked, strict=True))
+        ]
+        extensions = (*spec.extensions, *placed)
+        made = Route(
+            "-",
+            self.parts.rule_chain(extensions),
+            (),
+            self.metrics.series(listener.gateway, "-", "-"),
+            listener.policy,
+            self.parts.destination_policy(listener.policy),
+            NO_PORTS,
+            request_s=listener.policy.timeouts.request_s,
+            auths=tuple(asked),
+        )
+        made.buffers_request = any(each.max_body for each in spec.auths)
+        made.head_steps = made.chain.request_headers or ()
+        yield None
+        return ListenerSteps(made, extensions)
 
     def _placed(self, attached: AttachedRoute, own: OwnFilter) -> ExtensionIR:
         spec = replace(own.spec, source=f"{attached.kind} {attached.route}")

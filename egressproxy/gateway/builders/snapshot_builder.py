@@ -21,7 +21,7 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.builders.reusable_components import ReusableComponents
-from egressproxy.gateway.builders.rule_builder import AttachedRoute, RuleBuilder
+from egressproxy.gateway.builders.rule_builder import AttachedRoute, ListenerSteps, RuleBuilder
 from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache, CertificateCaches
@@ -76,6 +76,7 @@ class SnapshotBuilder:
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
         #: Rules by the identity of their route: variants of a listener share those that are not otherwise for them.
         self.live: dict[int, list[Route]] = {}
+        self.before: dict[int, ListenerSteps] = {}  # by the identity of `pre_routing`: variants share it
         self.tables: dict[tuple[object, ...], tuple[HttpTable[Route], HostMap[bool]]] = {}
         self.streams: dict[tuple[int, ...], HostMap[Route]] = {}
         self.leaf_caches = CertificateCaches(previous.leaf_caches if previous is not None else None)
@@ -101,6 +102,7 @@ class SnapshotBuilder:
             yield partial(self.filters.place_or_close, spec)
         self.parts.forget_chains()
         self.live.clear()
+        self.before.clear()
         return (yield from build())
 
     def whole(self, config: ConfigIR) -> BlockingWork[Snapshot]:
@@ -112,6 +114,7 @@ class SnapshotBuilder:
 
             self.parts.watches = PlaceholderWatches(found, self.metrics.notices)
         self.live.clear()
+        self.before.clear()
         self.tables.clear()
         self.streams.clear()
         shared: dict[tuple[str, int], list[ActiveListener]] = {}
@@ -149,10 +152,16 @@ class SnapshotBuilder:
 
     def listener(self, spec: ListenerIR) -> BlockingWork[ActiveListener]:
         """One listener with the tables of its routes, and the defaults for destinations that no route matches."""
+        before = None
+        if spec.pre_routing is not None:
+            before = self.before.get(id(spec.pre_routing))
+            if before is None:
+                before = yield from self.rules.pre_routing(spec, spec.pre_routing)
+                self.before[id(spec.pre_routing)] = before
         http = []
         named: list[HostEntry[bool]] = []
         for route in spec.http_routes:
-            rules = yield from self.rules_of(spec, route)
+            rules = yield from self.rules_of(spec, route, before)
             http.append((route, rules))
             hostnames = permitted_by(route, rules)
             if hostnames is not None:
@@ -196,17 +205,19 @@ class SnapshotBuilder:
         listener = ActiveListener(
             without_routes(spec),  # they are in the tables now
             table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"), terminate,
-            certificate_caches, authenticator,
+            certificate_caches, authenticator, pre_route=before.route if before is not None else None,
         )  # fmt: skip
         if spec.subjects:
             listener.variants = SubjectOverrides(spec.subjects, dict(variants), listener)
         return listener
 
-    def rules_of(self, spec: ListenerIR, route: HttpRouteIR) -> BlockingWork[list[Route]]:
+    def rules_of(
+        self, spec: ListenerIR, route: HttpRouteIR, before: ListenerSteps | None = None
+    ) -> BlockingWork[list[Route]]:
         """The rules of a route of this listener."""
         made = self.live.get(id(route))
         if made is None:
-            attached = AttachedRoute(spec, route.name, route.kind, route.named)
+            attached = AttachedRoute(spec, route.name, route.kind, route.named, before)
             made = self.live[id(route)] = []
             for rule in route.rules:
                 made.append((yield from self.rules.rule(attached, rule)))

@@ -42,6 +42,7 @@ from egressproxy.gateway.exchange.pipeline import (
     RESPOND_INSTEAD,
     RESPOND_SELF,
     SEND,
+    START_CLOCK,
     SWITCH,
     Pipeline,
 )
@@ -162,7 +163,11 @@ class HttpConnectionManager(Server):
                     client.body_limit = exchange.max_body_bytes
                     pipeline.body = await read_request_body(exchange, client, head, pipeline.route)  # type: ignore[arg-type]
                 elif action == OFFER_BODY:
-                    exchange.keep(BUFFERED_REQUEST, BufferedRequest(client, head))
+                    if BUFFERED_REQUEST not in exchange.state:
+                        exchange.keep(BUFFERED_REQUEST, BufferedRequest(client, head))
+                elif action == START_CLOCK:
+                    route = pipeline.route  # type: ignore[assignment]
+                    client.clock = started_clock(client, route.clock_s, route.idle_s)
                 elif action == ADMIT_AGAIN:
                     pipeline.route, _ = await admit_again(exchange, client, pipeline.route, pipeline.listener)  # type: ignore[arg-type]
                 elif action == SWITCH:

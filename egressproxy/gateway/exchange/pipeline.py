@@ -4,6 +4,9 @@ What h11 is for bytes, this is for exchanges. `request`, `tunnel` and `stream` a
 the exchange takes the next one, carries it out, and leaves the result in the attribute that the action names. The next
 phase follows from that. Equal results give equal actions, so tests and `explain` need neither sockets nor a loop.
 
+A listener may have filters that run before a route is chosen (GEP-5224). Until then `route` is its `pre_route`, for
+ENTER_GATE, OFFER_BODY, FILTER and RESPOND; behind them START_CLOCK comes in place of ENTER_GATE.
+
 | action | the driver … | and leaves |
 |---|---|---|
 | IDENTIFY | learns who the client is; refuses loops and credentials that do not hold | `exchange.identity` |
@@ -208,20 +211,32 @@ class Pipeline(HeldConnection):
             yield IDENTIFY
         if listener.variants is not None:
             listener = self.listener = listener.variants.of(exchange.identity)
+        before = listener.pre_route
+        if before is not None:
+            self.route = before
+            yield ENTER_GATE
+            if before.reads_early:
+                yield OFFER_BODY
+            self.steps = before.head_steps
+            yield FILTER
+            answer = self.answer
+            if answer is not None:
+                yield RESPOND
+                return
         route, exchange.path_prefix, noted = route_request(listener, exchange.authority, head)  # type: ignore[arg-type]
         self.route = route
         exchange.route = route.name
         exchange.series = route.series
         if noted:
             exchange.note_denials(*noted)
-        yield ENTER_GATE
+        yield ENTER_GATE if before is None else START_CLOCK
         if head.max_forwards >= 0:
             if head.max_forwards == 0:
                 self.answer = LAST_HOP
                 yield RESPOND
                 return
             head.max_forwards -= 1
-        steps = route.chain.request_headers
+        steps = route.head_steps
         if steps is not None:
             if route.kind == SELF_SERVICE:
                 yield RESPOND_SELF

@@ -46,7 +46,7 @@ class BackendCall:
     @property
     def is_verified(self) -> bool:
         tls = self._cluster.spec.backend.tls if self._cluster is not None else None
-        return tls is not None and not tls.insecure_skip_verify
+        return tls is not None and tls.is_verified
 
     async def request(
         self,

@@ -281,8 +281,9 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         _ACCEPTED,
         _wide("Phases", _list("spec.phases"), "spec.phases."),
     ),
-    (OURS, "PayloadProcessingPipeline"): _object_with(
-        Column("Processors", _list("spec.processors.name"), "In order."), _ACCEPTED
+    **dict.fromkeys(
+        ((group, "PayloadProcessingPipeline") for group in (OURS, GATEWAY)),
+        _object_with(Column("Processors", _list("spec.processors.name"), "In order."), _ACCEPTED),
     ),
     ("", "Namespace"): _object_with(_field("Status", "status.phase")),
     ("", "Secret"): _object_with(

@@ -35,14 +35,16 @@ BUDGET_S: Final = 10.0
 
 def answer(request: bytes) -> bytes:
     """Evaluate a request of `write_writes`; returns bytes for `read_outcomes`."""
-    (paths, bind, memory, state, *_), writes = read_writes(request)
+    asked, writes = read_writes(request)
+    state = asked.state
     assert state is not None
-    previous = previous_of(memory)
+    previous = previous_of(asked.memory)
     try:
-        resources = load(paths, state)
+        resources = load(asked.paths, state)
     except ConfigError as error:
         return dumps(Outcomes([unreadable(error.problems)] * len(writes), None))
-    batch = _Batch(resources, bind, previous, state, writes)
+    machine = Machine(why_unusable, mark(), experimental=asked.experimental)
+    batch = _Batch(resources, asked.bind, machine, previous, state, writes)
     made = batch.worked_out()
     loaded = None if made is None else handed_over(*made, previous)
     return dumps(Outcomes(batch.results, loaded))
@@ -54,6 +56,7 @@ class _Batch:
 
     resources: ResourceSet
     bind: tuple[str, ...]
+    machine: Machine
     previous: Compiled | None
     state: Path
     writes: Sequence[Write]
@@ -118,7 +121,7 @@ class _Batch:
         """The result of one write. Raises WriteRefused, and errors of many types."""
         change = changed(self.resources, write, self.state)
         try:
-            made = compiled(change.resources, self.bind, self.previous, Machine(why_unusable, mark()))
+            made = compiled(change.resources, self.bind, self.previous, self.machine)
         except ConfigError as error:
             return refusal_of(error, change.write, change.file)
         return _written(with_warnings(change, made), "")
@@ -126,7 +129,7 @@ class _Batch:
     def _compiled(self, resources: ResourceSet, changes: dict[int, AppliedWrite]) -> Compiled | None:
         """The compiled configuration, or None after an error: the next attempt has fewer writes."""
         try:
-            return compiled(resources, self.bind, self.previous, Machine(why_unusable, mark()))
+            return compiled(resources, self.bind, self.previous, self.machine)
         except ConfigError as error:
             blamed = _blamed(error, changes)
             if blamed is None:

@@ -37,6 +37,7 @@ _LISTENERS: Final[Shape] = {("spec", "listeners"): ("name",)}
 _TARGETS: Final[Shape] = {("spec", "targetRefs"): ("group", "kind", "name", "sectionName")}
 _EXTENSIONS: Final[Shape] = {("spec", "extensions"): ("name",)}
 _BACKEND: Final[Shape] = {("spec", "destination", "ports"): ("number",), **_EXTENSIONS}
+_PROCESSORS: Final[Shape] = {("spec", "processors"): ("name",)}
 _SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
     (GATEWAY, "Gateway"): {**_LISTENERS, ("spec", "tls", "frontend", "perPort"): ("port",)},
     (GATEWAY, "ListenerSet"): _LISTENERS,
@@ -44,7 +45,8 @@ _SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
     # Ours has lists that are one value: their keys may be left out, and a CustomResourceDefinition takes no such keys.
     **dict.fromkeys((each for each in BACKENDS if each[0] != OURS), _BACKEND),
     (OURS, "EgressPolicy"): _EXTENSIONS,
-    (OURS, "PayloadProcessingPipeline"): {("spec", "processors"): ("name",)},
+    (OURS, "PayloadProcessingPipeline"): _PROCESSORS,
+    (GATEWAY, "PayloadProcessingPipeline"): _PROCESSORS,
     ("", "Service"): {("spec", "ports"): ("port", "protocol")},
     ("", "ServiceAccount"): {("secrets",): ("name",), ("imagePullSecrets",): ("name",)},
     ("", "Pod"): {("spec", "containers"): ("name",), ("status", "podIPs"): ("ip",)},

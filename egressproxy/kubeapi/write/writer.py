@@ -28,11 +28,15 @@ Serve = Callable[[CompiledConfig], Awaitable[None]]
 class Writer:
     """Belongs to the event loop; one call at a time. `open` comes first, `close` last."""
 
-    def __init__(self, loader: Loader, config: Sequence[ConfigSource], bind: tuple[str, ...], folder: Path) -> None:
+    def __init__(
+        self, loader: Loader, config: Sequence[ConfigSource], bind: tuple[str, ...], folder: Path,
+        *, experimental: bool = False,
+    ) -> None:  # fmt: skip
         self._loader = loader
         self._config = config
         self._bind = bind
         self._folder = folder
+        self._experimental = experimental
         self._lock: int | None = None
 
     @property
@@ -75,7 +79,8 @@ class Writer:
 
     async def _write(self, writes: Sequence[Write], memory: bytes, serve: Serve) -> list[Result]:
         """Raises WriteRefused, LoadingFailed, OSError, what `serve` raises; nothing is kept then."""
-        request = write_request(LoadRequest(tuple(self._config), self._bind, memory, self._folder))
+        asked = LoadRequest(tuple(self._config), self._bind, memory, self._folder, experimental=self._experimental)
+        request = write_request(asked)
         outcomes = await self._loader.ask(ANSWER, write_writes(request, writes), read_outcomes)
         results = list(outcomes.results)
         if outcomes.loaded is None:

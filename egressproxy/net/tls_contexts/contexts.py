@@ -43,6 +43,7 @@ _MAX_READY = 16
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 #: New in OpenSSL 3.
 _IGNORE_TRUNCATION = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
+_UNSPECIFIED = 1  # X509_V_ERR_UNSPECIFIED
 _HOSTNAME_MISMATCH = 62  # X509_V_ERR_HOSTNAME_MISMATCH
 _APPLICATION_VERIFICATION = 50  # X509_V_ERR_APPLICATION_VERIFICATION
 _OCSP_NEEDED = 73  # X509_V_ERR_OCSP_VERIFY_NEEDED
@@ -64,6 +65,8 @@ def client_tls(spec: BackendTlsIR, host: str, alpn: tuple[str, ...] = HTTP_1_1) 
 
     def verify(peer: ssl.SSLObject) -> None:
         if not spec.insecure_skip_verify:
+            if spec.trusted_pem:
+                check_trusted(peer, spec.trusted_pem, has_others=spec.ca_pem != spec.trusted_pem)
             if spec.names:
                 check_names(peer, spec.names)
             if not spec.crl_pem:
@@ -82,7 +85,7 @@ def client_context(spec: BackendTlsIR, alpn: tuple[str, ...] = HTTP_1_1) -> ssl.
         raise ValueError(f"minVersion {spec.min_version!r}: has to be one of {', '.join(_VERSIONS)}")
     arguments = (
         spec.ca_pem, spec.crl_pem, spec.client_certificate, spec.client_key, spec.min_version,
-        spec.insecure_skip_verify, bool(spec.names), alpn,
+        spec.insecure_skip_verify, bool(spec.names) or spec.skip_names, alpn, spec.trusted_pem, spec.allow_expired,
     )  # fmt: skip
     return _context_of_own_roots(*arguments) if spec.ca_pem else _of_system_roots().context(arguments)
 
@@ -132,7 +135,7 @@ def _of_system_roots() -> _OfSystemRoots:
 
 def _client_context(
     ca_pem: str, crl_pem: str, certificate: str, key: SecretBytes | None, min_version: str, skip_verify: bool,
-    checks_names_itself: bool, alpn: tuple[str, ...],
+    checks_names_itself: bool, alpn: tuple[str, ...], trusted_pem: str = "", allow_expired: bool = False,
 ) -> ssl.SSLContext:  # fmt: skip
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _harden(context, _VERSIONS[min_version], alpn)
@@ -143,6 +146,12 @@ def _client_context(
         context.check_hostname = not checks_names_itself
         context.hostname_checks_common_name = False
         _trust(context, ca_pem or None, crl_pem)
+        if trusted_pem:
+            context.load_verify_locations(cadata=trusted_pem)
+        if allow_expired:
+            from egressproxy.net.tls_contexts.verify_callbacks import accept_expired  # here: few backends ask
+
+            accept_expired(context)
     if certificate:
         _load_identity(context, certificate, key or SecretBytes(b""))
     return context
@@ -331,6 +340,35 @@ def _matches_dns(wanted: str, presented: str) -> bool:
     first, dot, rest = wanted.partition(".")
     # A wildcard below a top-level domain ("*.test") matches nothing.
     return bool(first and dot) and first != "*" and rest == presented[2:] and "." in rest
+
+
+def check_trusted(peer: ssl.SSLObject, trusted_pem: str, *, has_others: bool) -> None:
+    """Require one of these certificates, exactly; with `has_others` (CAs) also one for which none of these vouches: a
+    self-signed certificate is often marked as a CA, and must not become one. Raises ssl.SSLCertVerificationError.
+    """
+    trusted = _fingerprints(trusted_pem)
+    der = peer.getpeercert(binary_form=True) or b""
+    if hashlib.sha256(der).digest() in trusted:
+        return
+    if has_others and peer.session_reused:
+        return  # verified with the first handshake, of the same context
+    chain = peer._sslobj.get_verified_chain() if has_others else None  # type: ignore[attr-defined]
+    if not chain or any(hashlib.sha256(_der(each)).digest() in trusted for each in chain):
+        raise _refusal("the certificate is not among the trusted certificates", _UNSPECIFIED)
+
+
+def _der(certificate: Any) -> bytes:
+    """The DER of a certificate of CPython's `_ssl` module."""
+    made: bytes = certificate.public_bytes(2)  # _ssl.ENCODING_DER
+    return made
+
+
+@lru_cache(maxsize=_MAX_CONTEXTS)
+def _fingerprints(pem: str) -> frozenset[bytes]:
+    """The SHA-256 digests of these certificates."""
+    end = "-----END CERTIFICATE-----"
+    blocks = [f"{part}{end}" for part in pem.split(end) if part.strip()]
+    return frozenset(hashlib.sha256(ssl.PEM_cert_to_DER_cert(block.strip())).digest() for block in blocks)
 
 
 def check_features(peer: ssl.SSLObject) -> None:

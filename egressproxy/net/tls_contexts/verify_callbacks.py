@@ -53,6 +53,34 @@ def inside(context: ssl.SSLContext) -> ctypes.c_void_p:
     return ctypes.c_void_p.from_address(id(context) + object.__basicsize__)
 
 
+#: X509_V_ERR_CERT_HAS_EXPIRED (x509_vfy.h).
+_HAS_EXPIRED: Final = 10
+
+
+def _pass_expired(was_good: int, store: int | None) -> int:
+    library = _library()
+    if not was_good and library is not None and library.X509_STORE_CTX_get_error(store) == _HAS_EXPIRED:
+        library.X509_STORE_CTX_set_error(store, 0)
+        return 1
+    return was_good
+
+
+#: Kept for as long as a context may call it.
+_PASS_EXPIRED = VerifyCallback(_pass_expired)
+
+
+def accept_expired(context: ssl.SSLContext) -> None:
+    """Accept certificates of servers that have expired, and judge everything else. Raises ValueError where it cannot
+    be.
+    """
+    library = _library()
+    if library is None:
+        raise ValueError("the OpenSSL of this Python cannot accept a certificate that has expired")
+    library.SSL_CTX_set_verify(inside(context), _PEER | _FAIL_WITHOUT, _PASS_EXPIRED)
+    if context.verify_mode is not ssl.CERT_REQUIRED:
+        raise ValueError("the OpenSSL of this Python did not keep the mode of verification")
+
+
 def can_take_any_certificate() -> bool:
     """Whether `take_any_certificate` works here."""
     return openssl_library() is not None
@@ -168,6 +196,8 @@ def _library() -> ctypes.CDLL | None:
     try:
         for name, result, arguments in (
             ("X509_STORE_CTX_get0_cert", pointer, (pointer,)),
+            ("X509_STORE_CTX_get_error", ctypes.c_int, (pointer,)),
+            ("X509_STORE_CTX_set_error", None, (pointer, ctypes.c_int)),
             ("X509_get_subject_name", pointer, (pointer,)),
             ("X509_get_issuer_name", pointer, (pointer,)),
             ("X509_NAME_oneline", pointer, (pointer, ctypes.c_char_p, ctypes.c_int)),

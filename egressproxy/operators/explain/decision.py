@@ -137,6 +137,8 @@ def _record(made: Decision, pipeline: Pipeline, actions: Iterator[str]) -> None:
                 made.tls_route, pipeline.speaks_http = admission.ways_to_http_port(
                     pipeline.listener, exchange.authority
                 )
+            elif pipeline.listener is not None and pipeline.route is pipeline.listener.pre_route is not None:
+                continue  # filters of the listener: what they change is not known
             elif action in _DECIDED or (action == ENTER_GATE and not _asks_first_byte(pipeline)):
                 break
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import approvals
+from egressproxy.filters.direct_response import DIRECT_RESPONSE
 from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
@@ -79,7 +80,8 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: 
         backends = route.backends[:MAX_BACKENDS]
         found = [_backend(decided, route, backend, snapshot.filters) for backend in backends]
         made["backends"] = await asyncio.gather(*found)
-        error = _outcome(route, made) if not may_answer(route, REQUEST_REDIRECT) else None
+        answers = may_answer(route, REQUEST_REDIRECT) or may_answer(route, DIRECT_RESPONSE)
+        error = None if answers else _outcome(route, made)
         error = _forecast(route.chain.request_headers, exchange) or error
         made["approvals"] = [
             {"filter": spec.name, "from": spec.source, "says": says} for spec, says in approvals(route.chain, exchange)

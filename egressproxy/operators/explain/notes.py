@@ -5,6 +5,7 @@ from __future__ import annotations
 from egressproxy.errors import Denied
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.cors import CORS, is_preflight
+from egressproxy.filters.direct_response import DIRECT_RESPONSE
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.exchange.admission import HTTP_PORT, is_served_for_others
 from egressproxy.gateway.route import Route
@@ -24,6 +25,8 @@ def notes(decided: Decision) -> list[str]:
     if route is not None and decided.error is None:
         made += route.retries.notes(route.backends) if route.retries is not None else ()
         made += dict.fromkeys(failover.note for failover in (route.failovers or {}).values())
+    if listener.pre_route is not None:
+        made.append("filters of the listener (httpFilters) run first: what they change, and answer, is not known here")
     for auth in route.auths if route is not None else ():
         if auth.is_usable:
             which = "" if auth.is_asked_about_all else f" about requests that {auth.spec.place.source} names"
@@ -33,6 +36,8 @@ def notes(decided: Decision) -> list[str]:
             made.append("this is a preflight request: CORS answers it with 200, and no backend is asked")
         elif not exchange.is_tunnel and may_answer(route, REQUEST_REDIRECT):
             made.append("RequestRedirect answers every request of this rule, and no backend is asked")
+        elif not exchange.is_tunnel and may_answer(route, DIRECT_RESPONSE):
+            made.append("DirectResponse answers every request of this rule, and no backend is asked")
         if route.priority is not Priority.NORMAL:
             when = "first" if route.priority is Priority.LOW else "last"
             priority = route.priority.value

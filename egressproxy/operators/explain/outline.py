@@ -33,6 +33,7 @@ _NAMES: Final = {
     "timeouts": "traffic.timeouts", "request_s": "timeouts.request", "backend_request_s": "timeouts.backendRequest",
     "auths": "externalAuth", "max_body": "forwardBody.maxSize", "session": "sessionPersistence",
     "ca_pem": "caBundle", "sources": "policies", "insecure_skip_verify": "insecureSkipVerify",
+    "trusted_pem": "trustedCertificates",
     "parent_credentials": "parent.credentialsRef", "parent_dns": "parent.dns",
     "parent_identity_key": "parent.identityKeyRef",
     "no_proxy": "parent.noProxy",

@@ -143,7 +143,7 @@ def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[s
     sni = tls.sni or (host if destination in (Destination.FQDN, Destination.DYNAMIC) else "")
     made: dict[str, Any] = {
         "sni": sni,
-        "verified": not tls.insecure_skip_verify,
+        "verified": tls.is_verified,
         "ca": (tls.ca_source or "given by policy") if tls.ca_pem else "system",
         "names": list(tls.names) or ([sni] if sni else []),
         "minVersion": tls.min_version,
@@ -154,6 +154,10 @@ def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[s
         made["pins"] = len(tls.pins)
     if tls.crl_pem:
         made["crl"] = True
+    if tls.trusted_pem:
+        made["trustedCertificates"] = True
+    if tls.allow_expired:
+        made["allowsExpired"] = True
     return made
 
 

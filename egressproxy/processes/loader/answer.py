@@ -26,7 +26,7 @@ def answer(request: bytes) -> bytes:
     asked = read_request(request)
     previous = previous_of(asked.memory)
     unbound = {(address, port): why for address, port, why in asked.unbound}
-    machine = Machine(why_unusable, mark(), unbound, asked.gateway_namespaces)
+    machine = Machine(why_unusable, mark(), unbound, asked.gateway_namespaces, asked.experimental, asked.has_service)
     try:
         resources = read_all(asked.paths, asked.state, asked.cluster)
         made = compiled(resources, asked.bind, previous, machine)

@@ -37,14 +37,17 @@ _CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")
 
 class Machine(NamedTuple):
     """The machine that serves: why it cannot bind an address or interface ("" if it can), the mark of its CA
-    certificates, why addresses and ports could not be bound, and the namespaces whose Gateways may bind any, if not
-    all. The default is for `check`, which may run elsewhere.
+    certificates, why addresses and ports could not be bound, the namespaces whose Gateways may bind any, if not all,
+    whether experimental parts of Gateway API are served, and whether a Service is in front of it. The default is for
+    `check`, which may run elsewhere.
     """
 
     why_unusable: Callable[[str], str] = lambda _address: ""
     system_roots: str = ""
     unbound: Mapping[tuple[str, int], str] = MappingProxyType({})
     gateway_namespaces: tuple[str, ...] = ()
+    experimental: bool = False
+    has_service: bool = False
 
 
 _ELSEWHERE: Final = Machine()
@@ -83,6 +86,8 @@ def _defaults(bind: tuple[str, ...], machine: Machine) -> Defaults:
         system_roots=machine.system_roots,
         unbound=machine.unbound,
         gateway_namespaces=machine.gateway_namespaces,
+        experimental=machine.experimental,
+        has_service=machine.has_service,
     )
 
 

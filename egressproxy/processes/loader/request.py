@@ -22,7 +22,8 @@ class LoadRequest(NamedTuple):
     `memory` is that of the configuration in service, if any; `state` the folder of what the API has written; `cluster`
     what an API server has (`config.reading.cluster_objects`), with the values of Secrets. `unbound` are addresses and
     ports that cannot be bound, with a sentence why. Of `cluster` the Gateways of `gateway_namespaces` are taken, those
-    of all namespaces if it is empty.
+    of all namespaces if it is empty. `experimental`: what provisional GEPs define is served.
+    `has_service`: a Service is in front of the gateway.
     """
 
     paths: tuple[ConfigSource, ...]
@@ -32,6 +33,8 @@ class LoadRequest(NamedTuple):
     cluster: bytes | None = None
     unbound: tuple[tuple[str, int, str], ...] = ()
     gateway_namespaces: tuple[str, ...] = ()
+    experimental: bool = False
+    has_service: bool = False
 
 
 def write_request(request: LoadRequest) -> bytes:

@@ -66,6 +66,7 @@ def compiled(
     bind: tuple[str, ...] = ("127.0.0.1",),
     why_unusable: Callable[[str], str] = lambda _address: "",
     can_take_any_certificate: bool = True,
+    experimental: bool = False,
 ) -> Compiled:
     """Compile some YAML documents as one file, with the built-in filter types."""
     resources = load_text("\n---\n".join(manifests), "config.yaml")
@@ -74,6 +75,7 @@ def compiled(
         why_unusable=why_unusable,
         can_take_any_certificate=lambda: can_take_any_certificate,
         denials=denials,
+        experimental=experimental,
     )
     return compile_valid(resources, Catalog(), defaults, previous)
 

@@ -26,7 +26,7 @@ from egressproxy.config.resources.core import (
     Service,
     ServiceAccount,
 )
-from egressproxy.config.resources.extension import FilterTypeDefinition, PayloadProcessingPipeline
+from egressproxy.config.resources.extension import FilterTypeDefinition, PayloadProcessingPipeline, PublishedPipeline
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet, ReferenceGrant
 from egressproxy.config.resources.kinds import BY_API_VERSION, KINDS, kind_class, why_left_out
 from egressproxy.config.resources.meta import LabelSelector, Origin, Resource
@@ -115,6 +115,7 @@ SPECS: dict[type[Resource], dict[str, Any] | None] = {
     AccessPolicy: {"targetRefs": [TARGET], "action": "Allow"},
     FilterTypeDefinition: {"type": "a.example/X:v1", "phases": ["request-headers"], "python": {"path": "x.py"}},
     PayloadProcessingPipeline: {"processors": [{"name": "p", "type": "egressproxy.io/X:v1"}]},
+    PublishedPipeline: {"processors": [{"name": "p", "backendRefs": [{"name": "s"}]}]},
     Namespace: None,
     Secret: None,
     ConfigMap: None,
@@ -604,7 +605,7 @@ def test_the_working_groups_extensions_have_their_configuration_in_either_field(
 
 def test_a_backend_tls_policy_has_one_source_of_trust() -> None:
     spec = dict(SPECS[BackendTlsPolicy] or {})
-    assert "exactly one of" in refused(BackendTlsPolicy, {**spec, "validation": {"hostname": "a.test"}})
+    assert "one of caCertificateRefs" in refused(BackendTlsPolicy, {**spec, "validation": {"hostname": "a.test"}})
 
 
 # --- policies --------------------------------------------------------------------------------------------------------

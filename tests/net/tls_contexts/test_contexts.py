@@ -675,3 +675,68 @@ def test_a_session_that_is_resumed_has_the_certificate_of_the_first_and_its_end(
 def test_where_no_certificate_is_asked_for_none_ends():
     _, far = both(server_context(PKI.listener("a.test")), PKI.client_context(), None, "a.test")
     assert verified_until(far) == math.inf
+
+
+# --- what a BackendTLSPolicy takes away (GEP-4152) -----------------------------------------------------------------
+def of_leaf(leaf: CertificateIR) -> ssl.SSLContext:
+    return server_context(ListenerTlsIR(certificates=(leaf,)))
+
+
+def own(*names: str, expired: bool = False) -> CertificateIR:
+    """A certificate of an unknown authority."""
+    return OTHER.certificate(*names, expired=expired)
+
+
+def test_a_trusted_certificate_is_accepted_without_an_authority_and_no_other():
+    leaf, another = own("a.test"), own("a.test")
+    spec = BackendTlsIR(ca_pem=leaf.chain_pem, trusted_pem=leaf.chain_pem)
+    Ends(of_leaf(leaf), spec, "a.test")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Ends(of_leaf(another), spec, "a.test")
+
+
+def test_a_trusted_certificate_still_has_its_name_and_its_time():
+    leaf, old = own("a.test"), own("a.test", expired=True)
+    for shown, host, code in ((leaf, "b.test", 62), (old, "a.test", 10)):
+        spec = BackendTlsIR(ca_pem=shown.chain_pem, trusted_pem=shown.chain_pem)
+        with pytest.raises(ssl.SSLCertVerificationError) as caught:
+            Ends(of_leaf(shown), spec, host)
+        assert caught.value.verify_code == code
+
+
+@pytest.mark.parametrize("has_others", [False, True])
+def test_a_trusted_certificate_that_is_a_ca_vouches_for_nobody(has_others: bool):
+    """OpenSSL marks a self-signed certificate as a CA: whoever has its key must not be anybody else."""
+    spec = BackendTlsIR(ca_pem=PKI.ca_pem if has_others else OTHER.ca_pem, trusted_pem=OTHER.ca_pem)
+    with pytest.raises(ssl.SSLCertVerificationError) as caught:
+        Ends(of_leaf(own("a.test")), spec, "a.test")
+    assert caught.value.verify_code == 1
+
+
+def test_beside_a_trusted_certificate_the_authorities_still_count():
+    leaf = own("a.test")
+    spec = BackendTlsIR(ca_pem=PKI.ca_pem, trusted_pem=leaf.chain_pem)
+    Ends(of_leaf(leaf), spec, "a.test")
+    Ends(of_leaf(PKI.certificate("a.test")), spec, "a.test")
+
+
+def test_an_expired_certificate_is_accepted_where_it_may_be_and_judged_by_the_rest():
+    spec = replace(TRUST, allow_expired=True)
+    handshake(spec, "a.test", "a.test", expired=True)
+    handshake(spec, "a.test", "a.test")
+    assert refused(spec, "b.test", "a.test", expired=True) == 62
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Ends(of_leaf(own("a.test", expired=True)), spec, "a.test")
+    begins_tomorrow = PKI.issue("a.test", span_s=(86400, 2 * 86400))
+    early = CertificateIR("tests/cert", chain(begins_tomorrow), SecretBytes(begins_tomorrow.private_key_pem.bytes()))
+    with pytest.raises(ssl.SSLCertVerificationError) as caught:
+        Ends(of_leaf(early), spec, "a.test")
+    assert caught.value.verify_code == 9
+
+
+def test_without_names_the_authority_still_counts():
+    spec = replace(TRUST, skip_names=True)
+    handshake(spec, "b.test", "a.test")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Ends(of_leaf(own("b.test")), spec, "b.test")
+    assert not spec.is_verified

@@ -955,3 +955,28 @@ def test_the_rule_of_an_access_policy_that_decides_is_named(
     assert made["verdict"] == verdict
     if verdict == "denied":
         assert made["error"]["reason"] == "access_denied"
+
+
+def test_a_rule_that_responds_itself_needs_no_backend():
+    direct = {"type": "DirectResponse", "directResponse": {"statusCode": 410}}
+    objects = reverse({**m.prefix_rule("/v1", "a", filters=[direct]), "backendRefs": []})
+    found = ask(objects, "GET", "http://any.example:8080/v1", dns="0")
+    assert (found["verdict"], found["error"]) == ("allowed", None)
+    assert "DirectResponse answers every request" in found["notes"][0]
+
+
+def test_filters_of_the_listener_are_told_before_those_of_the_rule():
+    config = {"request": {"set": [{"name": "X-A", "value": "b"}]}}
+    processor = {"name": "first", "type": "HeaderPolicy", "phase": "request-headers", "config": config}
+    spec = {"processors": [processor]}
+    pipeline = m.manifest(f"{m.OURS}/v1alpha1", "PayloadProcessingPipeline", "p", "agents", spec=spec)
+    ref = {"group": m.OURS, "kind": "PayloadProcessingPipeline", "name": "p"}
+    filters = [{"type": "ExtensionRef", "extensionRef": ref}]
+    edits = {"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["X-B"]}}
+    gateway, *others = reverse(m.prefix_rule("/v1", "a", filters=[edits]))
+    assert gateway["kind"] == "Gateway"
+    objects = [m.gateway(m.http_listener(8080, httpFilters=filters)), *others, pipeline]
+    found = ask(objects, "GET", "http://any.example:8080/v1", dns="0")
+    assert [each["name"] for each in found["filters"]] == ["first", "RequestHeaderModifier"]
+    assert found["route"]["name"] == "agents/route"
+    assert "filters of the listener (httpFilters) run first" in found["notes"][0]

@@ -18,6 +18,7 @@ from egressproxy.config.resources.backend import (
     XBackendDestination,
 )
 from egressproxy.config.resources.destination import FailoverEndpoint
+from egressproxy.config.resources.extension import ProcessorReference
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.routes import (
@@ -108,6 +109,14 @@ def backend_refs(route: Resource) -> Iterator[tuple[str, Reference]]:
                 yield f"{field}.requestMirror.backendRef", entry.request_mirror.backend_ref
             if getattr(entry, "external_auth", None) is not None:  # absent in a GRPCRoute
                 yield f"{field}.externalAuth.backendRef", entry.external_auth.backend_ref
+            yield from processor_refs(field, entry)
+
+
+def processor_refs(field: str, entry: Any) -> Iterator[tuple[str, ProcessorReference]]:
+    """The servers of a PayloadProcessing filter at this field, each with its own."""
+    for number, processor in enumerate(getattr(entry, "payload_processing", None) or ()):
+        for index, ref in enumerate(processor.backend_refs):
+            yield f"{field}.payloadProcessing[{number}].backendRefs[{index}]", ref
 
 
 def endpoint_refs(backend: Resource | None) -> Iterator[tuple[str, FailoverEndpoint]]:

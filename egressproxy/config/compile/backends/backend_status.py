@@ -164,6 +164,9 @@ def _insecure_reason(backend: AnyBackend, forms: Sequence[PortForm], has_request
         reasons.append("requests go in plain text")
     if any(form.tls is not None and form.tls.is_unverified for form in forms):
         reasons.append("the server's certificate is not verified (insecureSkipVerify)")
+    policies = (form.tls.policy for form in forms if form.tls is not None and form.tls.policy is not None)
+    weak = (f"{policy.spec.validation.weakness} ({policy})" for policy in policies if policy.spec.validation.weakness)
+    reasons += dict.fromkeys(weak)
     return "; ".join(reasons)
 
 

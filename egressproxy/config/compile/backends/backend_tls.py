@@ -28,7 +28,7 @@ from egressproxy.config.compile.backends.published_forms import (
     x_backend_form,
 )
 from egressproxy.config.compile.interface import Status, age_of
-from egressproxy.config.compile.references import References, UnresolvedRef
+from egressproxy.config.compile.references import References, UnresolvedRef, resolve_each
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import BackendTlsPolicy
@@ -42,6 +42,8 @@ from egressproxy.model.published_object import Key
 
 T = TypeVar("T")
 
+#: A policy that accepts certificates which say less than that the server is the server.
+INSECURE = "egressproxy.io/Insecure"
 #: PolicyStatus.ancestors holds at most 16 entries.
 MAX_ANCESTORS = 16
 
@@ -55,7 +57,7 @@ class BackendTlsPolicies:
         self._resources = resources
         self._references = references
         self._policies = sorted(resources.of(BackendTlsPolicy), key=age_of)
-        self._trust: dict[Key, tuple[str, list[UnresolvedRef]]] = {}
+        self._trust: dict[Key, tuple[tuple[str, str], list[UnresolvedRef]]] = {}
         #: By target, and the name of its port or "": the policy that holds there.
         self._by_target: dict[tuple[Key, str], BackendTlsPolicy] = {}
         #: By target: the Gateways whose routes lead there.
@@ -139,12 +141,21 @@ class BackendTlsPolicies:
 
     def _verified(self, policy: BackendTlsPolicy, target: Resource) -> BackendTlsIR:
         """What a policy says of its target. Raises UnresolvedRef if it cannot hold."""
-        pem, problems = self._trusted(policy)
-        if problems and not pem:
-            raise UnresolvedRef("InvalidBackend", f"{target} cannot be verified: {policy}: {problems[0].message}")
+        (pem, trusted), problems = self._trusted(policy)
         validation = policy.spec.validation
-        ca_source = self._references.names(policy, validation.ca_certificate_refs)
-        return BackendTlsIR(sni=validation.hostname, ca_pem=pem, names=validation.names, ca_source=ca_source)
+        if problems and not pem and not (trusted and validation.well_known_ca_certificates):
+            raise UnresolvedRef("InvalidBackend", f"{target} cannot be verified: {policy}: {problems[0].message}")
+        refs = (*validation.ca_certificate_refs, *validation.trusted_certificates)
+        return BackendTlsIR(
+            sni=validation.hostname,
+            ca_pem=pem,
+            names=validation.names,
+            insecure_skip_verify=validation.mode == "InsecureSkipVerification",
+            trusted_pem=trusted,
+            skip_names=validation.mode == "InsecureSkipOnlySANVerification",
+            allow_expired=validation.mode == "InsecureAllowExpired",
+            ca_source=self._references.names(policy, refs),
+        )
 
     def _conditions_of(
         self, policy: BackendTlsPolicy, targets: list[PolicyTargetReference], conditions: Conditions
@@ -161,7 +172,7 @@ class BackendTlsPolicies:
             for sentence in filter(None, elsewhere):
                 conditions.add_note("Accepted", f"Not everywhere: {sentence}.")
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
-        pem, problems = self._trusted(policy)
+        (pem, _), problems = self._trusted(policy)
         if problems and problems[0].reason == "UnsupportedValue":
             conditions.set("Accepted", False, "Invalid", problems[0].with_hint)
         elif problems:
@@ -170,6 +181,10 @@ class BackendTlsPolicies:
             conditions.set("ResolvedRefs", False, reason, message)
             if not pem and conditions.holds("Accepted"):
                 conditions.set("Accepted", False, "NoValidCACertificate", message)
+        weakness = policy.spec.validation.weakness
+        if weakness:
+            mode = policy.spec.validation.mode
+            conditions.set(INSECURE, True, "NotVerified", f"{weakness} (validation.mode {mode})")
         if policy.spec.options:
             conditions.add_note("Accepted", "options are not supported and do nothing.")
 
@@ -209,16 +224,24 @@ class BackendTlsPolicies:
         ports = ", ".join(f"{form.number or 'any'} ({form.how})" for form in written)
         return f"{target} has tls of its own for port {ports}, which holds" if written else "", written == meant != []
 
-    def _trusted(self, policy: BackendTlsPolicy) -> tuple[str, list[UnresolvedRef]]:
-        """The CA certificates of a policy, PEM ("" for the system's), and why some of them cannot be had."""
+    def _trusted(self, policy: BackendTlsPolicy) -> tuple[tuple[str, str], list[UnresolvedRef]]:
+        """The CA certificates of a policy, PEM ("" for the system's), its trusted certificates, as in BackendTlsIR, and
+        why some of them cannot be had.
+        """
         if policy.key not in self._trust:
             validation = policy.spec.validation
             try:
                 check_roots(validation)
-                trusted = self._references.ca_bundles(policy, validation.ca_certificate_refs)
+                pem, problems = self._references.ca_bundles(policy, validation.ca_certificate_refs)
+                read = partial(self._references.server_certificates, policy)
+                trusted, others = resolve_each(read, validation.trusted_certificates)
+                problems += others
+                servers = "".join(trusted)
+                if not pem and validation.well_known_ca_certificates is None:
+                    pem = servers
+                self._trust[policy.key] = (pem, servers), problems
             except UnresolvedRef as unresolved:
-                trusted = "", [unresolved]
-            self._trust[policy.key] = trusted
+                self._trust[policy.key] = ("", ""), [unresolved]
         return self._trust[policy.key]
 
 

@@ -185,6 +185,7 @@ class ExtensionCompiler:
             raise entry.error("type", message, remedy)
         raw, field = entry.config
         try:
+            entry, raw = entry.in_own_phase(found, raw, field)
             settings = entry.settings(found.name, _phases(found))
             config = settings_adapter(found.config_model).validate_python(raw)
         except ConfigError as refused:
@@ -288,6 +289,20 @@ class _Entry(NamedTuple):
         if isinstance(self.written, WorkingGroupExtension):
             return self.written.settings, "rawConfig" if self.written.raw_config else "config"
         return self.written.config, "config"
+
+    def in_own_phase(
+        self, found: FilterTypeInfo, raw: Mapping[str, Any], field: str
+    ) -> tuple[_Entry, Mapping[str, Any]]:
+        """The entry as it stands for one of the type's own phases, and its config. Raises ConfigError."""
+        phase = self.written.phase
+        implied = next((each for other, each in found.stands_for.items() if other.value == phase), None)
+        if implied is None:
+            return self, raw
+        for name, value in implied.items():
+            if raw.get(name, value) != value:
+                message = f"{found.name} in phase {phase} is {name}: {value}, and {raw[name]} is written"
+                raise self.error(f"{field}.{name}", message, f"remove {name}, or change the phase")
+        return self._replace(written=self.written.model_copy(update={"phase": "request-headers"})), {**implied, **raw}
 
     def settings(self, name: str, possible: frozenset[str]) -> dict[str, Any]:
         """Arguments of ExtensionIR, of a type called `name` that runs in `possible` phases. Raises ConfigError."""

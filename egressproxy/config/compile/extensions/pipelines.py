@@ -1,7 +1,9 @@
-"""What ExtensionRef filters of routes name: PayloadProcessingPipelines, and EgressPolicies for one rule.
+"""What filters of routes name: PayloadProcessingPipelines, and EgressPolicies for one rule.
 
 The processors of a pipeline are extensions of the rule, in the order of the list. What cannot be resolved closes the
-rule. Source: Gateway API v1, HTTPRouteFilter.extensionRef: a filter that cannot be resolved must not be skipped.
+rule. Sources: Gateway API v1, HTTPRouteFilter.extensionRef: a filter that cannot be resolved must not be skipped; the
+AI Gateway working group's proposal 7, whose processors become those of ours (`PayloadProcessing`,
+`PayloadProcessingRef`).
 """
 
 from __future__ import annotations
@@ -16,9 +18,18 @@ from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.references import References
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.resources.extension import Extension, PayloadProcessingPipeline, Processor
-from egressproxy.config.resources.meta import OUR_GROUP, Resource
-from egressproxy.config.resources.object_references import LocalObjectReference
+from egressproxy.config.resources.core import Service
+from egressproxy.config.resources.extension import (
+    Extension,
+    PayloadPhases,
+    PayloadProcessingPipeline,
+    PayloadProcessor,
+    Processor,
+    ProcessorReference,
+    PublishedPipeline,
+)
+from egressproxy.config.resources.meta import GATEWAY_GROUP, OUR_GROUP, Resource
+from egressproxy.config.resources.object_references import BackendObjectReference, LocalObjectReference
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.route_filters import HttpFilter
 from egressproxy.ir.policy import ExtensionIR
@@ -29,6 +40,11 @@ from egressproxy.model.published_object import Key
 REMOTE: Final = "egressproxy.io/ExternalProcessor:v1"
 _POLICY: Final = (OUR_GROUP, "EgressPolicy")
 _PIPELINE: Final = (OUR_GROUP, "PayloadProcessingPipeline")
+#: The working group's.
+PUBLISHED: Final = (GATEWAY_GROUP, "PayloadProcessingPipeline")
+_ANY_PIPELINE: Final = (_PIPELINE, PUBLISHED)
+#: No Service has it that does not exist.
+_NO_PORT: Final = 1
 
 
 class ExtensionRefNotFound(FilterNotSupported):
@@ -46,7 +62,7 @@ class Pipelines:
 
     def check(self) -> None:
         """Find the load errors and faults of every pipeline, whether or not a route names it."""
-        for pipeline in self._resources.of(PayloadProcessingPipeline):
+        for pipeline in self._all():
             self._processors(pipeline, AttachmentPoint(ROUTE_LEVEL, str(pipeline)), 0)
 
     def policies(self, route: Resource, filters: Sequence[HttpFilter]) -> tuple[EgressPolicy, ...]:
@@ -59,6 +75,32 @@ class Pipelines:
                 found += [policy] if policy is not None else []
         return tuple(dict.fromkeys(found))
 
+    def names(self, ref: LocalObjectReference) -> bool:
+        """Whether a reference is to the kind of a pipeline."""
+        return (ref.group, ref.kind) in _ANY_PIPELINE
+
+    def inline(
+        self, route: Resource, written: Sequence[PayloadProcessor], attachment: AttachmentPoint, priority: int,
+        index: int,
+    ) -> tuple[RankedExtension, ...]:  # fmt: skip
+        """The extensions of a PayloadProcessing filter at this place of a route."""
+        declared = [self._published(route, each, priority) for each in written]
+        made = self._compiler.extensions(route, declared, attachment, "payloadProcessing")
+        return tuple(one._replace(position=index) for one in made)
+
+    def with_port(self, owner: Resource, ref: ProcessorReference) -> BackendObjectReference:
+        """The reference with the only port of a Service, where it names none. Of several the reference has to name
+        one.
+        """
+        port = ref.port
+        if port is None and (ref.group, ref.kind) == (Service.GROUP, Service.KIND):
+            found = self._resources.find(Service, ref.namespace or owner.namespace, ref.name)
+            ports = [each.port for each in found.spec.ports] if found is not None else [_NO_PORT]
+            port = ports[0] if len(ports) == 1 else None
+        return BackendObjectReference.model_construct(
+            group=ref.group, kind=ref.kind, name=ref.name, namespace=ref.namespace, port=port
+        )
+
     def extensions(
         self, route: Resource, ref: LocalObjectReference, attachment: AttachmentPoint, priority: int, index: int
     ) -> tuple[RankedExtension, ...]:
@@ -66,16 +108,29 @@ class Pipelines:
 
         Raises FilterNotSupported for another kind, for an unknown type of a processor, and where it makes no sense.
         """
-        named = f"{ref.kind} {route.namespace}/{ref.name}"
-        if (ref.group, ref.kind) not in (_POLICY, _PIPELINE):
+        if (ref.group, ref.kind) not in (_POLICY, *_ANY_PIPELINE):
             raise FilterNotSupported(f"filter ExtensionRef ({ref.kind} {ref.name}) is not supported ({_meant(ref)})")
+        return self._named(route, ref, attachment, priority, index, "ExtensionRef")
+
+    def published(
+        self, route: Resource, name: str, attachment: AttachmentPoint, priority: int, index: int
+    ) -> tuple[RankedExtension, ...]:
+        """As `extensions`, of a PayloadProcessingRef."""
+        ref = LocalObjectReference.model_construct(group=PUBLISHED[0], kind=PUBLISHED[1], name=name)
+        return self._named(route, ref, attachment, priority, index, "PayloadProcessingRef")
+
+    def _named(
+        self, route: Resource, ref: LocalObjectReference, attachment: AttachmentPoint, priority: int, index: int,
+        filter_type: str,
+    ) -> tuple[RankedExtension, ...]:  # fmt: skip
+        named = f"{ref.kind} {route.namespace}/{ref.name}"
         key = (ref.group, ref.kind, route.namespace, ref.name)
         found = self._resources.get(*key)
         if found is None:
-            elsewhere = "an ExtensionRef names an object of the route's namespace"
+            elsewhere = f"{filter_type} names an object of the route's namespace"
             hint = self._references.suggestions.remedy(*key, elsewhere)
-            raise ExtensionRefNotFound(f"filter ExtensionRef: {named} does not exist{f' ({hint})' if hint else ''}")
-        if not isinstance(found, PayloadProcessingPipeline):
+            raise ExtensionRefNotFound(f"filter {filter_type}: {named} does not exist{f' ({hint})' if hint else ''}")
+        if not isinstance(found, PayloadProcessingPipeline | PublishedPipeline):
             if attachment.level != ROUTE_LEVEL:
                 raise FilterNotSupported(f"{named} on a backendRef: name the Backend in targetRefs of that policy")
             return ()
@@ -88,21 +143,27 @@ class Pipelines:
     def statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
         """The status of every pipeline."""
         made: dict[Key, Status] = {}
-        for pipeline in self._resources.of(PayloadProcessingPipeline):
+        for pipeline in self._all():
             conditions = Conditions(generations.get(pipeline.key, 1))
-            conditions.set("Accepted", True, "Accepted", "routes may name the pipeline in an ExtensionRef filter")
+            conditions.set("Accepted", True, "Accepted", "routes may name the pipeline in a filter")
             conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
             if pipeline.key in self._compiler.faults:
                 self._compiler.faults[pipeline.key].set_conditions(conditions)
             made[pipeline.key] = {"conditions": conditions.to_list()}
         return made
 
+    def _all(self) -> tuple[PayloadProcessingPipeline | PublishedPipeline, ...]:
+        return (*self._resources.of(PayloadProcessingPipeline), *self._resources.of(PublishedPipeline))
+
     def _processors(
-        self, pipeline: PayloadProcessingPipeline, attachment: AttachmentPoint, priority: int
+        self, pipeline: PayloadProcessingPipeline | PublishedPipeline, attachment: AttachmentPoint, priority: int
     ) -> tuple[RankedExtension, ...]:
         key = (pipeline.key, attachment, priority)
         if key not in self._made:
-            declared = [_as_extension(each, priority) for each in pipeline.spec.processors]
+            if isinstance(pipeline, PublishedPipeline):
+                declared = [self._published(pipeline, each, priority) for each in pipeline.spec.processors]
+            else:
+                declared = [_as_extension(each, priority) for each in pipeline.spec.processors]
             self._made[key] = made = self._compiler.extensions(pipeline, declared, attachment, "spec.processors")
             for one in made:
                 self._name_fields(one.spec)
@@ -114,6 +175,33 @@ class Pipelines:
         if caller is not None and spec.type == REMOTE:
             refs = tuple((path.replace(".config.backendRefs", ".backendRefs"), ref) for path, ref in caller.refs)
             self._compiler.callers[spec] = Caller(caller.owner, refs)
+
+    def _published(self, owner: Resource, written: PayloadProcessor, priority: int) -> Extension:
+        """A processor of the working group's form, as an entry of `extensions`."""
+        config: dict[str, Any] = {"processingMode": _mode(written.config.phases)}
+        context = {**written.context, **written.config.context}
+        if context:
+            config["grpcInitialMetadata"] = [{"key": key, "value": value} for key, value in context.items()]
+        processor = Processor.model_construct(
+            name=written.name,
+            config=config,
+            backend_refs=tuple(self.with_port(owner, ref) for ref in written.backend_refs),
+            timeout=written.config.timeout,
+            failure_mode=written.config.failure_mode,
+        )
+        return _as_extension(processor, priority)
+
+
+def _mode(phases: PayloadPhases | None) -> dict[str, str]:
+    """What a processor is shown, in the words of ext_proc. The body of a request is held until it was judged."""
+    if phases is None:
+        return {"requestBodyMode": "BUFFERED", "responseBodyMode": "STREAMED"}
+    return {
+        "requestHeaderMode": "SEND" if phases.request_headers else "SKIP",
+        "requestBodyMode": "BUFFERED" if phases.request_body else "NONE",
+        "responseHeaderMode": "SEND" if phases.response_headers else "SKIP",
+        "responseBodyMode": "STREAMED" if phases.response_body else "NONE",
+    }
 
 
 def _meant(ref: LocalObjectReference) -> str:

@@ -9,7 +9,7 @@ from egressproxy.config.compile.extensions.extension_compiler import ExtensionCo
 from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.compile.extensions.ranked_extension import ROUTE_LEVEL, AttachmentPoint, RankedExtension
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.route_filters import HttpFilter, RequestRedirect, UrlRewrite
+from egressproxy.config.resources.route_filters import DirectResponse, HttpFilter, RequestRedirect, UrlRewrite
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 
@@ -24,6 +24,7 @@ HEADER_POLICY = "egressproxy.io/HeaderPolicy:v1"
 URL_REWRITE = "egressproxy.io/UrlRewrite:v1"
 CORS = "egressproxy.io/Cors:v1"
 REQUEST_REDIRECT = "egressproxy.io/RequestRedirect:v1"
+DIRECT_RESPONSE = "egressproxy.io/DirectResponse:v1"
 
 
 def route_filters(
@@ -60,10 +61,20 @@ def route_filters(
                 type_name, config = URL_REWRITE, _given(entry.url_rewrite)
             elif entry.request_redirect is not None:
                 type_name, config = REQUEST_REDIRECT, _redirect(entry.request_redirect, port, protocol)
+            elif entry.direct_response is not None:
+                if on_backend:
+                    raise FilterNotSupported("filter DirectResponse on a backendRef is not supported: put it on a rule")
+                type_name, config = DIRECT_RESPONSE, _direct(entry.direct_response, filters)
             elif entry.cors is not None:
                 type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
             elif entry.request_mirror is not None:
                 continue  # a mirror, which `mirrors` reads
+            elif entry.payload_processing is not None:
+                made += pipelines.inline(route, entry.payload_processing, attachment, priority, index)
+                continue
+            elif entry.payload_processing_ref is not None:
+                made += pipelines.published(route, entry.payload_processing_ref.name, attachment, priority, index)
+                continue
             elif entry.extension_ref is not None:
                 made += pipelines.extensions(route, entry.extension_ref, attachment, priority, index)
                 continue
@@ -76,16 +87,17 @@ def route_filters(
     return tuple(made)
 
 
-def external_auth_place(route: Resource) -> ExtensionIR:
-    """The position of the ExternalAuth filter of a rule; its server is beside the rule's extensions."""
+def external_auth_place(source: Resource, priority: int = EXTERNAL_AUTH_PRIORITY, scope: str = "-") -> ExtensionIR:
+    """The position of an ExternalAuth filter; its server is beside the extensions of the place."""
     return ExtensionIR(
         name="ExternalAuth",
         type="egressproxy.io/ExternalAuth",
         phase="request-headers",
-        priority=EXTERNAL_AUTH_PRIORITY,
+        priority=priority,
         level=ROUTE_LEVEL,
         timeout_s=0.0,  # ExternalAuth has its own time limit
-        source=str(route),
+        scope=scope,
+        source=str(source),
     )
 
 
@@ -97,6 +109,16 @@ def _given(written: UrlRewrite | RequestRedirect) -> dict[str, Any]:
         value = path.replace_full_path if path.type == "ReplaceFullPath" else path.replace_prefix_match
         config["path"] = {"type": path.type, "value": value or ""}
     return config
+
+
+def _direct(written: DirectResponse, filters: Sequence[HttpFilter]) -> dict[str, Any]:
+    """With the rule's ResponseHeaderModifier: the response phase is that of backends (GEP-2826)."""
+    edits = [entry.response_header_modifier for entry in filters if entry.response_header_modifier is not None]
+    return {
+        "statusCode": written.status_code,
+        "body": written.body.string if written.body is not None else "",
+        "response": edits[0].model_dump(by_alias=True) if edits else {},
+    }
 
 
 def _redirect(written: RequestRedirect, port: int, protocol: ListenerProtocol) -> dict[str, Any]:

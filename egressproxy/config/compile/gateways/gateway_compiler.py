@@ -17,7 +17,7 @@ from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem
-from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
+from egressproxy.config.resources.gateway import Gateway, GatewayAddress, GatewayClass, ListenerSet
 from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import UNIX_SOCKET
 
@@ -150,8 +150,16 @@ def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults, of
     machine lacks.
     """
     spec = plan.gateway.spec
-    asked = {address.ip: defaults.why_unusable(address.ip) for address in spec.addresses if address.ip}
-    if not spec.addresses or not all(address.ip or address.unix for address in spec.addresses):
+    refused = {id(each): why for each in spec.addresses if (why := _why_not_routable(each, defaults))}
+    plan.unassigned = tuple(refused.values())
+    addresses = [each for each in spec.addresses if id(each) not in refused]
+    if refused and not addresses:
+        plan.unusable = ("AddressNotAssigned", "; ".join(plan.unassigned))
+        for listener in plan.listeners:
+            listener.leave_out(*plan.unusable)
+        return
+    asked = {address.ip: defaults.why_unusable(address.ip) for address in addresses if address.ip}
+    if not addresses or not all(address.ip or address.unix for address in addresses):
         ports = {listener.listener.port for listener in plan.listeners if not listener.problem}
         chosen = book.choose(plan.gateway.full_name, ports, of_class)
         asked |= {address: defaults.why_unusable(address) if of_class else "" for address in chosen}
@@ -161,7 +169,7 @@ def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults, of
             plan.unusable = ("AddressNotAssigned", message)
     found = [address for address, why in asked.items() if not why]
     missing = [f"{address} ({why})" for address, why in asked.items() if why]
-    found += [str(address.unix) for address in spec.addresses if address.unix is not None]
+    found += [str(address.unix) for address in addresses if address.unix is not None]
     if missing:
         served = "; the Gateway is served on its other addresses" if found else ""
         field = f"the {ADDRESSES} of its GatewayClass" if of_class and not spec.addresses else "spec.addresses"
@@ -171,6 +179,27 @@ def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults, of
     if not found and plan.unusable is not None:
         for listener in plan.listeners:
             listener.leave_out(*plan.unusable)
+
+
+def _why_not_routable(address: GatewayAddress, defaults: Defaults) -> str:
+    """Why an address cannot be reached as its `routability` demands, "" if it can. Source: GEP-5093."""
+    scope, named = address.routability, address.value or address.type
+    if scope is None:
+        return ""
+    if address.unix is not None:
+        return f"{named}: a Unix socket is reachable on this machine alone, and not {scope}: leave routability out"
+    if scope == "External":
+        return ""
+    if scope != "Cluster":
+        return f"{named}: routability {scope} is not known here: write External or Cluster"
+    if address.value:
+        return f"{named}: an address of routability Cluster is that of a Service: leave value out"
+    if not defaults.has_service:
+        return (
+            f"{named}: an address of routability Cluster is that of a Service: run with --source kubernetes and"
+            " --publish-service"
+        )
+    return ""
 
 
 def _sets_by_gateway(

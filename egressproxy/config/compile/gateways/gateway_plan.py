@@ -38,7 +38,8 @@ class SetPlan:
 class GatewayPlan:
     """One Gateway of ours. `addresses` to bind; `problem` is the reason why it is not accepted, "" if it is.
 
-    `unusable` is the reason and message of `Programmed` for an unavailable address.
+    `unusable` is the reason and message of `Programmed` for an unavailable address. `unassigned` says which entries of
+    `spec.addresses` are not reachable as they demand.
     """
 
     gateway: Gateway
@@ -48,6 +49,7 @@ class GatewayPlan:
     sets: list[SetPlan] = field(default_factory=list)
     problem: str = ""
     unusable: tuple[str, str] | None = None
+    unassigned: tuple[str, ...] = ()
 
     @property
     def own(self) -> list[ListenerPlan]:
@@ -89,12 +91,45 @@ class GatewayPlan:
             _set_listener_conditions(self.conditions, self.invalid(self.own))
             if self.unusable is not None:
                 self.conditions.set("Programmed", False, *self.unusable)
+            self._set_assigned()
         for note in _gateway_notes(self.gateway):
             self.conditions.add_note("Accepted", note)
         self._set_references_condition()
         for attached in self.sets:
             if not attached.refusal:
                 self._close_set(attached)
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The routability of each entry of `spec.addresses`; () where no entry names one."""
+        written = [each.routability for each in self.gateway.spec.addresses]
+        return tuple(each or "External" for each in written) if any(written) else ()
+
+    def _set_assigned(self) -> None:
+        """`AddressesAssigned`, where an entry names its routability (GEP-5093)."""
+        if not self.scopes:
+            return
+        problems = [*self.unassigned, *([self.unusable[1]] if self.unusable is not None and self.addresses else [])]
+        if not self.addresses:
+            problems = problems or [self.unusable[1] if self.unusable is not None else "no address is left"]
+            self.conditions.set("AddressesAssigned", False, "NotAssigned", "; ".join(problems))
+        elif problems:
+            self.conditions.set("AddressesAssigned", False, "PartiallyAssigned", "; ".join(problems))
+        else:
+            self.conditions.set("AddressesAssigned", True, "Assigned", "every address is assigned")
+
+    def _shown(self, kind: str, value: str) -> list[dict[str, str]]:
+        """The entries of `status.addresses` for an address that is bound. One that stands for an address of the Service
+        in front has an entry for each scope that is asked for: the Service's own addresses replace them.
+        """
+        made = {"type": kind, "value": value}
+        if not self.scopes or kind == UNIX_SOCKET:
+            return [made]
+        written = self.gateway.spec.addresses
+        if any(each.ip == value for each in written):
+            return [{**made, "routability": "External"}]
+        scopes = dict.fromkeys(each.routability or "External" for each in written if not each.value)
+        return [{**made, "routability": scope} for scope in scopes if scope in ("External", "Cluster")]
 
     def _set_references_condition(self) -> None:
         """Set `ResolvedRefs` from the listeners' conditions, unless a reference of the Gateway itself is invalid."""
@@ -126,7 +161,7 @@ class GatewayPlan:
         """GatewayStatus, and ListenerSetStatus of its sets (Gateway API v1). Call it after `close`."""
         kinds = ((UNIX_SOCKET if is_unix(address) else "IPAddress", address) for address in self.addresses)
         status: Status = {
-            "addresses": [{"type": kind, "value": address} for kind, address in kinds],
+            "addresses": [each for kind, address in kinds for each in self._shown(kind, address)],
             "conditions": self.conditions.to_list(),
             "listeners": [plan.to_status() for plan in self.own],
             "attachedListenerSets": sum(attached.conditions.holds("Accepted") for attached in self.sets),

@@ -19,7 +19,14 @@ from egressproxy.config.compile.references import References, resolve_each
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet, ListenerTls
 from egressproxy.config.resources.meta import GATEWAY_GROUP
-from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerProtocol, ListenerTlsIR, TlsMode
+from egressproxy.ir.gateway import (
+    CertificateIR,
+    ClientCertificatesIR,
+    ListenerProtocol,
+    ListenerTlsIR,
+    PreRoutingIR,
+    TlsMode,
+)
 from egressproxy.model.certificate import CertificateState, CertificateUse
 
 #: Protocol -> the default kinds of routes.
@@ -65,6 +72,7 @@ class ListenerPlan:
     attached: int = 0
     problem: str = ""
     reason: str = "Invalid"
+    pre_routing: PreRoutingIR | None = None
 
     @property
     def name(self) -> str:
@@ -128,6 +136,9 @@ def plan_listener(
     if plan.protocol is ListenerProtocol.TRANSPARENT and any(address.unix for address in gateway.spec.addresses):
         message = "nothing can be redirected to a Unix socket: put this listener into a Gateway with IP addresses alone"
         plan.refuse("Accepted", "UnsupportedValue", message)
+    if listener.http_filters and plan.protocol not in (ListenerProtocol.HTTP, ListenerProtocol.HTTPS):
+        message = f"httpFilters need protocol HTTP or HTTPS, and this listener has {listener.protocol}: remove them"
+        plan.refuse("Accepted", "InvalidHTTPListenerFilter", message)
     _find_kinds(plan)
     _find_tls(plan, references)
     return plan

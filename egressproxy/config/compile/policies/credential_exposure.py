@@ -74,7 +74,7 @@ def refuse_exposure(resolved: ResolvedBackend, chosen: ChosenParent | None, own:
     sender = exposed_sender(resolved, own)
     if sender is None:
         return
-    how, name = "without TLS" if resolved.spec.tls is None else "with insecureSkipVerify", resolved.spec.name
+    how, name = "without TLS" if resolved.spec.tls is None else "without verifying it", resolved.spec.name
     raise BackendUnusable(
         f"{sender.source} sends its credential to {name} {how}, and not through the parent that {chosen.policy}, of "
         f"another namespace, names: name it in parent of {name}, or verify the server's certificate (tls)"
@@ -116,4 +116,4 @@ def requires_tls(spec: ExtensionIR) -> bool:
 
 
 def _is_unverified(tls: BackendTlsIR | None) -> bool:
-    return tls is None or tls.insecure_skip_verify
+    return tls is None or not tls.is_verified

@@ -50,6 +50,8 @@ def _hardened(
 ) -> BackendTlsIR | str:
     if (ca_pem or crl_pem) and own.insecure_skip_verify:
         return "the backend is not verified (insecureSkipVerify), and a policy demands that it is (tls)"
+    if (ca_pem or crl_pem) and (own.skip_names or own.allow_expired):
+        return "the backend is verified in part (mode of a BackendTLSPolicy), and a policy demands all of it (tls)"
     common = common_ca(own.ca_pem, ca_pem)
     if ca_pem and not common:
         return "the backend's caBundleRef has no CA in common with tls.caBundleRefs of the policies"
@@ -59,4 +61,7 @@ def _hardened(
         if not shared:
             return "the backend's pins and the tls.pins of the policies have none in common"
     lists = own.crl_pem if crl_pem in own.crl_pem else own.crl_pem + crl_pem
-    return replace(own, min_version=max(own.min_version, min_version), ca_pem=common, crl_pem=lists, pins=shared)
+    made = replace(own, min_version=max(own.min_version, min_version), ca_pem=common, crl_pem=lists, pins=shared)
+    if ca_pem and own.trusted_pem:  # no certificate is trusted beside the CAs of the policies
+        made = replace(made, trusted_pem=common if own.ca_pem == own.trusted_pem else "")
+    return made

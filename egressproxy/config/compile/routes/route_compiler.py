@@ -32,12 +32,7 @@ from egressproxy.config.compile.routes.route_validation import RouteValidation, 
 from egressproxy.config.compile.routes.session_persistence import session_ir
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.config.resources.route_filters import (
-    ExternalAuthFilter,
-    ExternalAuthHttp,
-    HttpFilter,
-    RequestMirror,
-)
+from egressproxy.config.resources.route_filters import ExternalAuthFilter, ExternalAuthHttp, HttpFilter, RequestMirror
 from egressproxy.config.resources.route_matches import HttpMatch
 from egressproxy.config.resources.routes import (
     AnyRoute,
@@ -203,7 +198,7 @@ class RouteCompiler:
         made = self._access_auths(layers, scopes)
         if written is None:
             return made
-        return (*made, self._external_auth(route, written, external_auth_place(route), layers, scopes))
+        return (*made, self.asked(route, written, external_auth_place(route), layers, scopes))
 
     def _access_auths(self, layers: Layers, scopes: LimitScopes) -> tuple[ExternalAuthIR, ...]:
         """The authorization servers of XAccessPolicies, each with the rules that say what it is asked about."""
@@ -211,14 +206,15 @@ class RouteCompiler:
         for policy, placed in self.policy_filters.delegating(layers, scopes):
             assert policy.spec.external_auth is not None
             place = replace(external_auth_place(policy), level=placed.spec.level)
-            found = self._external_auth(policy, policy.spec.external_auth, place, layers, scopes)
+            found = self.asked(policy, policy.spec.external_auth, place, layers, scopes)
             made.append(replace(found, condition=placed.spec.settings))
         return tuple(made)
 
-    def _external_auth(
-        self, owner: Resource, written: ExternalAuthFilter, place: ExtensionIR, layers: Layers, scopes: LimitScopes
+    def asked(
+        self, source: Resource, written: ExternalAuthFilter, place: ExtensionIR, layers: Layers, scopes: LimitScopes
     ) -> ExternalAuthIR:
-        backend = self.backend_refs.of_filter(owner, written.backend_ref, layers, scopes, filter_protocols(written))
+        """The authorization server that a filter of this object names; one that cannot be used refuses everything."""
+        backend = self.backend_refs.of_filter(source, written.backend_ref, layers, scopes, filter_protocols(written))
         if backend.backend is not None and backend.backend.destination is Destination.DYNAMIC:
             backend = WeightedBackend(None, error="an authorization server is a fixed place: the backend is Dynamic")
         http = written.http or ExternalAuthHttp()

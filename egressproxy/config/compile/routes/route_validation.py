@@ -10,9 +10,15 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
-from egressproxy.config.compile.backends.backend_references import endpoint_refs, rule_filters, rule_refs
+from egressproxy.config.compile.backends.backend_references import (
+    endpoint_refs,
+    processor_refs,
+    rule_filters,
+    rule_refs,
+)
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.pipelines import ExtensionRefNotFound, Pipelines
 from egressproxy.config.compile.extensions.route_filters import route_filters
@@ -30,6 +36,11 @@ from egressproxy.config.resources.routes import AnyRoute, BackendRef, GrpcRoute,
 from egressproxy.ir.backend import Protocol
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.route import WeightedBackend
+
+_EXPERIMENTAL: Final = (
+    "filter {} is experimental (GEP-2826 is provisional, and its fields may change): start the gateway with"
+    " --experimental"
+)
 
 
 @dataclass(slots=True)
@@ -117,12 +128,15 @@ def set_route_conditions(
 
 @dataclass(slots=True, eq=False, repr=False)
 class RouteValidator:
-    """Validates routes without their listeners. `check_pattern` raises ValueError where the data plane refuses one."""
+    """Validates routes without their listeners. `check_pattern` raises ValueError where the data plane refuses one;
+    `experimental` permits filters of provisional GEPs.
+    """
 
     backends: BackendCompiler
     extensions: ExtensionCompiler
     pipelines: Pipelines
     check_pattern: Callable[[str], object]
+    experimental: bool = False
 
     def validate(self, route: AnyRoute) -> RouteValidation:
         """Everything that is wrong with a route, independent of where it is attached."""
@@ -169,8 +183,14 @@ class RouteValidator:
             compiled(rule.filters, on_backend=False)
         except FilterNotSupported as error:
             validation.close(index, f"spec.rules[{index}].filters[{error.index}]: ", error)
+        for number, entry in enumerate(rule.filters):
+            if entry.direct_response is not None and not self.experimental:
+                refused = FilterNotSupported(_EXPERIMENTAL.format(entry.type))
+                validation.close(index, f"spec.rules[{index}].filters[{number}]: ", refused)
         self._validate_refs(route, rule_refs(index, rule), validation)
         for where, entry in rule_filters(index, rule):
+            servers = ((field, self.pipelines.with_port(route, ref)) for field, ref in processor_refs(where, entry))
+            self._validate_refs(route, servers, validation, supported_features.GRPC_PROTOCOLS)
             if entry.backend_ref is not None:
                 protocols = filter_protocols(entry.external_auth)
                 problem = self._validate_refs(route, ((where, entry.backend_ref),), validation, protocols)

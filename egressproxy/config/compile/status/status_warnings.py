@@ -19,7 +19,15 @@ from egressproxy.config.resources.meta import Resource
 
 #: Conditions with positive polarity; the others (Conflicted, Overridden, Insecure …) report faults when true.
 _GOOD: Final = frozenset(
-    {"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready", "egressproxy.io/FilterCatalog"}
+    {
+        "Accepted",
+        "AddressesAssigned",
+        "Programmed",
+        "ResolvedRefs",
+        "SupportedVersion",
+        "Ready",
+        "egressproxy.io/FilterCatalog",
+    }
 )
 #: For information only: requests on the wrong connection get 421.
 _INFORMATION: Final = "OverlappingTLSConfig"
@@ -27,6 +35,7 @@ _INFORMATION: Final = "OverlappingTLSConfig"
 _SERVED: Final = {
     "Insecure": Severity.WARNING,
     "InsecureFrontendValidationMode": Severity.WARNING,
+    "egressproxy.io/Insecure": Severity.WARNING,
     "egressproxy.io/InvalidCertificate": Severity.WARNING,
     KEPT: Severity.WARNING,
     "Overridden": Severity.NOTE,  # overriding a general setting is the normal use of policies

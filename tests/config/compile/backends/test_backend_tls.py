@@ -460,3 +460,75 @@ spec: {targetRefs: [{group: egressproxy.io, kind: Backend, name: b}], tls: {minV
     made = compiled(REVERSE, route_to(OURS), backend(OURS, IP), for_backend(OURS), floor)
     (ancestor,) = status(made, "EgressPolicy", "default/floor")["ancestors"]
     assert "does nothing here" not in said(ancestor["conditions"], "Accepted")[2]
+
+
+# --- GEP-4152 --------------------------------------------------------------------------------------------------------
+TRUSTED = "trustedCertificates: [{group: '', kind: ConfigMap, name: own}]"
+
+
+def own(pem: str) -> str:
+    return ca("own", pem).replace("ca.crt", "tls.crt")
+
+
+def with_mode(mode: str, trust: str = "wellKnownCACertificates: System") -> str:
+    made = POLICY.replace("wellKnownCACertificates: System", f"{trust}, mode: {mode}" if trust else f"mode: {mode}")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("mode", "trust", "flags", "why"),
+    [
+        ("Standard", "wellKnownCACertificates: System", (False, False, False), ""),
+        ("InsecureAllowExpired", "wellKnownCACertificates: System", (False, False, True), "expired are accepted"),
+        ("InsecureSkipOnlySANVerification", "wellKnownCACertificates: System", (False, True, False), "the name"),
+        ("InsecureSkipVerification", "", (True, False, False), "certificate is not verified"),
+    ],
+)
+def test_a_mode_takes_requirements_away_and_status_says_so(
+    mode: str, trust: str, flags: tuple[bool, bool, bool], why: str
+):
+    made = compiled(REVERSE, ROUTE, SERVICE, with_mode(mode, trust))
+    found = tls_of(made)
+    assert (found.insecure_skip_verify, found.skip_names, found.allow_expired) == flags
+    assert found.is_verified == (mode in ("Standard", "InsecureAllowExpired"))
+    status, reason, message = of_policy(made, "egressproxy.io/Insecure")
+    assert (status, reason) == (("True", "NotVerified") if why else ("", ""))
+    assert why in message
+    assert of_policy(made, "Accepted")[0] == "True"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        with_mode("InsecureSkipVerification"),
+        with_mode("InsecureSkipVerification", TRUSTED),
+        with_mode("Standard", ""),
+        with_mode("InsecureAllowExpired", ""),
+        with_mode("Never"),
+        POLICY.replace("System", f"System, caCertificateRefs: [{CA}]"),
+        with_mode("InsecureSkipOnlySANVerification, subjectAltNames: [{type: Hostname, hostname: a.example}]"),
+    ],
+)
+def test_a_mode_needs_the_trust_that_belongs_to_it(text: str):
+    with pytest.raises(ConfigError):
+        compiled(REVERSE, ROUTE, SERVICE, text)
+
+
+def test_trusted_certificates_are_what_is_accepted_or_stand_beside_cas():
+    leaf, root = Pki().ca_pem, Pki().ca_pem
+    alone = POLICY.replace("wellKnownCACertificates: System", TRUSTED)
+    found = tls_of(compiled(REVERSE, ROUTE, SERVICE, alone, own(leaf)))
+    assert found.trusted_pem.strip() == found.ca_pem.strip() == leaf.strip()
+    both = POLICY.replace("wellKnownCACertificates: System", f"{TRUSTED}, caCertificateRefs: [{CA}]")
+    found = tls_of(compiled(REVERSE, ROUTE, SERVICE, both, own(leaf), ca(pem=root)))
+    assert (found.trusted_pem.strip(), found.ca_pem.strip()) == (leaf.strip(), root.strip())
+    systems = POLICY.replace("System", f"System, {TRUSTED}")
+    found = tls_of(compiled(REVERSE, ROUTE, SERVICE, systems, own(leaf)))
+    assert (found.trusted_pem.strip(), found.ca_pem) == (leaf.strip(), "")
+
+
+def test_without_its_trusted_certificates_nothing_is_trusted_in_their_place():
+    made = compiled(REVERSE, ROUTE, SERVICE, POLICY.replace("wellKnownCACertificates: System", TRUSTED))
+    assert rule(made).backends[0].backend is None
+    assert of_policy(made, "ResolvedRefs")[:2] == ("False", "InvalidCACertificateRef")
+    assert of_policy(made, "Accepted")[:2] == ("False", "NoValidCACertificate")

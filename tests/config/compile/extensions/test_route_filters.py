@@ -236,3 +236,55 @@ def test_a_header_that_cannot_be_set_closes_its_rule():
     made = compiled(REVERSE, PLAIN, ROUTE.replace("- backendRefs", f"- filters: {filters}\n    backendRefs"))
     assert rule(made).backends[0].backend is None
     assert of_route(made, "Accepted")[:2] == ("False", "UnsupportedValue")
+
+
+DIRECT = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{name: gw}]
+  rules:
+  - filters:
+    - {type: DirectResponse, directResponse: {statusCode: 410, body: {string: gone}}}
+    - {type: ResponseHeaderModifier, responseHeaderModifier: {set: [{name: X-A, value: b}]}}
+"""
+
+
+def test_a_direct_response_has_the_edits_of_its_rule():
+    made = compiled(REVERSE, DIRECT, experimental=True)
+    found = next(one for one in rule(made).extensions if one.name == "DirectResponse")
+    assert (found.type, found.phase) == ("egressproxy.io/DirectResponse:v1", "request-headers")
+    assert json.loads(found.config) == {
+        "statusCode": 410,
+        "body": "gone",
+        "response": {"set": [{"name": "X-A", "value": "b"}], "add": [], "remove": []},
+    }
+    assert of_route(made, "Accepted")[0] == "True"
+
+
+def test_a_direct_response_needs_the_option_since_its_gep_is_provisional():
+    made = compiled(REVERSE, DIRECT)
+    assert rule(made).backends[0].backend is None
+    status, reason, message = of_route(made, "Accepted")
+    assert (status, reason) == ("False", "UnsupportedValue")
+    assert "spec.rules[0].filters[0]: filter DirectResponse is experimental" in message
+    assert "start the gateway with --experimental" in message
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [("{statusCode: 100}", "statusCode"), ("{statusCode: 204, body: {string: x}}", "204 has no body")],
+)
+def test_a_direct_response_that_cannot_be_sent_closes_its_rule(block: str, why: str):
+    made = compiled(REVERSE, DIRECT.replace("{statusCode: 410, body: {string: gone}}", block), experimental=True)
+    assert rule(made).backends[0].backend is None
+    assert why in of_route(made, "Accepted")[2]
+
+
+def test_a_direct_response_of_a_backend_ref_closes_its_rule():
+    filters = "[{type: DirectResponse, directResponse: {statusCode: 410}}]"
+    route = ROUTE.replace("name: plain}", f"name: plain, filters: {filters}}}")
+    made = compiled(REVERSE, PLAIN, route, experimental=True)
+    assert rule(made).backends[0].backend is None
+    assert "put it on a rule" in of_route(made, "Accepted")[2]

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.interface import Compiled
-from egressproxy.config.reading.problems import Severity
+from egressproxy.config.compile.interface import Compiled, Defaults
+from egressproxy.config.reading.load import load_text
+from egressproxy.config.reading.problems import ConfigError, Severity
+from egressproxy.filters.catalog import Catalog
 from tests.config.compile.kit import (
     FORWARD,
     PLAIN,
@@ -17,6 +19,7 @@ from tests.config.compile.kit import (
     said,
     status,
 )
+from tests.support.compiling import compile_valid
 
 
 def gateway(listeners: str, name: str = "gw", more: str = "") -> str:
@@ -365,3 +368,62 @@ def test_every_condition_of_a_gateway_its_listeners_and_sets_has_the_generation_
         parts = [found, *found.get("listeners", ()), *found.get("parents", ())]
         seen = {condition["observedGeneration"] for part in parts for condition in part.get("conditions", ())}
         assert seen == {generation}
+
+
+# --- routability (GEP-5093) ------------------------------------------------------------------------------------------
+def routed(*addresses: str, has_service: bool = False) -> Compiled:
+    """A Gateway with these `spec.addresses`."""
+    written = f"addresses: [{', '.join(addresses)}]\n  listeners:"
+    resources = load_text(REVERSE.replace("listeners:", written), "config.yaml")
+    return compile_valid(resources, Catalog(), Defaults(has_service=has_service))
+
+
+def assigned(made: Compiled) -> tuple[str, str]:
+    return of_object(made, "Gateway", "default/gw", "AddressesAssigned")[:2]
+
+
+def test_an_external_address_is_bound_and_reported_as_that():
+    made = routed("{value: 127.0.0.1, routability: External}")
+    assert assigned(made) == ("True", "Assigned")
+    assert status(made, "Gateway", "default/gw")["addresses"] == [
+        {"type": "IPAddress", "value": "127.0.0.1", "routability": "External"}
+    ]
+
+
+def test_without_a_scope_nothing_is_said_of_it():
+    made = routed("{value: 127.0.0.1}")
+    assert assigned(made) == ("", "")
+    assert status(made, "Gateway", "default/gw")["addresses"] == [{"type": "IPAddress", "value": "127.0.0.1"}]
+
+
+def test_a_cluster_address_is_that_of_a_service_in_front():
+    made = routed("{routability: Cluster}", has_service=True)
+    assert assigned(made) == ("True", "Assigned")
+    assert [one.addresses for one in made.spec.listeners] == [("127.0.0.1",)]
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("{routability: Cluster}", "--publish-service"),
+        ("{routability: Cluster, value: 10.96.0.1}", "leave value out"),
+        ("{routability: example.com/CorpWan}", "is not known here"),
+        ("{type: egressproxy.io/UnixSocket, value: 'unix:///run/a.sock', routability: External}", "this machine alone"),
+    ],
+)
+def test_an_address_is_never_given_another_scope(address: str, why: str):
+    alone = routed(address)
+    assert alone.spec.listeners == ()
+    assert assigned(alone) == ("False", "NotAssigned")
+    assert why in of_object(alone, "Gateway", "default/gw", "AddressesAssigned")[2]
+    assert of_object(alone, "Gateway", "default/gw", "Programmed")[:2] == ("False", "AddressNotAssigned")
+    beside = routed(address, "{value: 127.0.0.1}")
+    assert [one.addresses for one in beside.spec.listeners] == [("127.0.0.1",)]
+    assert assigned(beside) == ("False", "PartiallyAssigned")
+    assert of_object(beside, "Gateway", "default/gw", "Programmed")[0] == "True"
+
+
+@pytest.mark.parametrize("scope", ["Internal", "''", "example.com/", "/x", "gateway.networking.k8s.io/Cluster"])
+def test_a_scope_that_nobody_may_have_is_a_load_error(scope: str):
+    with pytest.raises(ConfigError, match="no routability"):
+        routed(f"{{routability: {scope}}}")
