@@ -45,6 +45,7 @@ class _HotRoute:
     has_destination_policy: bool = field(init=False)  # False: policy says nothing of its destinations
     filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
     reads_early: bool = field(init=False)  # a filter of the head may ask for the body
+    reads_messages: bool = field(init=False)  # filters hold for a WebSocket whose messages they get
     clock_s: float = field(init=False)
     idle_s: float = field(init=False)
 
@@ -94,6 +95,7 @@ class Route(_HotRoute):
             or bool(self.backend_body_plans)
         )
         self.reads_early = self.auth is not None or self.looks_at_bodies
+        self.reads_messages = self.chain.messages is not None and all(each.messages is not None for each in chains)
         self.filters_alone = not (
             self.buffers_request or self.needs_body >= 0 or self.backend_body_plans or self.reads_early
         )

@@ -1,0 +1,84 @@
+"""The messages of a WebSocket, as filters get them: as bodies of requests, and as events of the answers.
+
+A driver that can give messages to filters keeps `Messages` in the exchange of an upgrade, before filters see its head.
+A filter that reads bodies then asks for messages, if the API is known, and need not refuse the upgrade.
+`Filter.of_messages` says which filters get messages.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Final, NamedTuple
+
+from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.model.message import RequestHead
+from egressproxy.model.websocket_extensions import narrow_offers
+from egressproxy.model.work import Work
+
+
+class ServerEvent(NamedTuple):
+    """A message of the server, as filters get it. `data`: an event of a stream, or the whole body of an answer with an
+    error `status` (0: none). `is_last`: the response ends.
+    """
+
+    data: bytes
+    is_last: bool = False
+    status: int = 0
+
+
+class MessageApi(ABC):
+    """What the messages of one API mean. The methods raise Unreadable for unknown messages."""
+
+    @abstractmethod
+    def beginning_response(self, message: bytes) -> Work[bool]:
+        """Whether this message of a client asks for a response. Any other known message has no content."""
+
+    @abstractmethod
+    def event_of(self, message: bytes, *, is_first: bool) -> ServerEvent:
+        """What a message of the server is to filters. `is_first`: of its response."""
+
+    @abstractmethod
+    def messages_of(self, events: bytes) -> list[bytes]:
+        """The messages for the client in what filters have made of `ServerEvent.data`: of a stream, in whole events."""
+
+    @abstractmethod
+    def request_head(self, head: RequestHead) -> RequestHead:
+        """The head of a request with the same content, of the head of the upgrade."""
+
+    @abstractmethod
+    def error(self, about: dict[str, object], retry_after_s: int) -> bytes:
+        """The message that tells a client of an error; `about` is what our errors tell."""
+
+
+class Messages:
+    """`upgrade` is the head as its client has sent it. `api` and `head` are set once a filter has asked for messages;
+    each message is a request with this head.
+    """
+
+    __slots__ = ("api", "head", "upgrade")
+
+    def __init__(self, upgrade: RequestHead) -> None:
+        self.upgrade = upgrade
+        self.api: MessageApi | None = None
+        self.head: RequestHead | None = None
+
+
+MESSAGES: Final[StateSlot[Messages]] = StateSlot("messages")
+
+
+def are_read(exchange: Exchange) -> bool:
+    """Whether filters get the messages of this upgrade."""
+    messages = exchange.state.get(MESSAGES)
+    return messages is not None and messages.api is not None
+
+
+def ask_for_messages(exchange: Exchange, api: MessageApi) -> bool:
+    """Ask for the messages of this upgrade. Returns whether filters get them."""
+    messages = exchange.state.get(MESSAGES)
+    if messages is None:
+        return False
+    messages.api = api
+    narrow_offers(exchange.request.fields)
+    if messages.head is None or exchange.backend == "-":  # later it may have a credential for the backend
+        messages.head = api.request_head(exchange.request)
+    return True
