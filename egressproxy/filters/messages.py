@@ -8,12 +8,14 @@ A filter that reads bodies then asks for messages, if the API is known, and need
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.message import RequestHead
 from egressproxy.model.websocket_extensions import narrow_offers
 from egressproxy.model.work import Work
+
+T = TypeVar("T")
 
 
 class ServerEvent(NamedTuple):
@@ -52,15 +54,16 @@ class MessageApi(ABC):
 
 class Messages:
     """`upgrade` is the head as its client has sent it. `api` and `head` are set once a filter has asked for messages;
-    each message is a request with this head.
+    each message is a request with this head. `kept` is what filters keep for all of them.
     """
 
-    __slots__ = ("api", "head", "upgrade")
+    __slots__ = ("api", "head", "kept", "upgrade")
 
     def __init__(self, upgrade: RequestHead) -> None:
         self.upgrade = upgrade
         self.api: MessageApi | None = None
         self.head: RequestHead | None = None
+        self.kept: dict[object, object] = {}
 
 
 MESSAGES: Final[StateSlot[Messages]] = StateSlot("messages")
@@ -70,6 +73,18 @@ def are_read(exchange: Exchange) -> bool:
     """Whether filters get the messages of this upgrade."""
     messages = exchange.state.get(MESSAGES)
     return messages is not None and messages.api is not None
+
+
+def kept(exchange: Exchange, own: object, kind: type[T]) -> T:
+    """An object of this kind for this filter: one for all messages of a WebSocket, since the server may remember what
+    earlier ones have said; else a new one.
+    """
+    messages = exchange.state.get(MESSAGES)
+    if messages is None:
+        return kind()
+    found = messages.kept.setdefault(own, kind())
+    assert isinstance(found, kind)
+    return found
 
 
 def ask_for_messages(exchange: Exchange, api: MessageApi) -> bool:

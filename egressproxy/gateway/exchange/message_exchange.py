@@ -15,7 +15,7 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Chain, run_to_end
 from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
-from egressproxy.filters.messages import MessageApi, Messages, ServerEvent
+from egressproxy.filters.messages import MESSAGES, MessageApi, Messages, ServerEvent
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, of_client, route_request
@@ -53,6 +53,7 @@ class MessageExchange:
         self._answer: BodyChain | None = None  # that the answer passes, once it has begun
         exchange = self.exchange = accounting.new_exchange(client.client, client.listener, upgrade.identity)
         exchange.add_log_fields({"websocket": upgrade.request_id})
+        exchange.keep(MESSAGES, messages)
         exchange.backend_origin, exchange.addresses = upgrade.backend_origin, upgrade.addresses
         exchange.backend_is_secure, exchange.upstream = upgrade.backend_is_secure, upgrade.upstream
         exchange.upstream_host = upgrade.upstream_host

@@ -256,7 +256,7 @@ def test_a_tool_that_may_not_be_offered_is_taken_out(converse: Start):
     assert [tool["name"] for tool in server.hears()["tools"]] == ["look"]
 
 
-def test_placeholders_stand_for_values_in_one_response(converse: Start):
+def test_placeholders_stand_for_values_as_long_as_the_server_may_remember_them(converse: Start):
     pii = filters(PIIDetector={"entities": [{"name": "EMAIL", "action": "Placeholder"}], "applyTo": "Requests"})
     talk = converse(config(*pii))
     client, server = opened(talk)
@@ -269,8 +269,10 @@ def test_placeholders_stand_for_values_in_one_response(converse: Start):
         heard.append(client.hears())
     assert "".join(each.get("delta", "") for each in heard) == "to ann@corp.example, done"
     assert next(each["text"] for each in heard if "text" in each) == "to ann@corp.example, done"
-    client.says({**CREATE, "input": "and bob@corp.example"})
-    assert server.hears()["input"] == "and <EMAIL_1>"
+    client.says({**CREATE, "input": "and bob@corp.example", "previous_response_id": "r"})
+    assert server.hears()["input"] == "and <EMAIL_2>"
+    server.says(*text_of("<EMAIL_1>, <EMAIL_2>"), COMPLETED)
+    assert client.hears()["delta"] == "ann@corp.example, bob@corp.example"
 
 
 def test_tokens_count_for_each_response(converse: Start):
