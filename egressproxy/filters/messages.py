@@ -88,9 +88,11 @@ def kept(exchange: Exchange, own: object, kind: type[T]) -> T:
 
 
 def ask_for_messages(exchange: Exchange, api: MessageApi) -> bool:
-    """Ask for the messages of this upgrade. Returns whether filters get them."""
+    """Ask for the messages of this upgrade. Returns whether filters get them. A body of the request itself would be
+    for nobody (RFC 6455 section 4.1), and a server that ignores the upgrade would read it.
+    """
     messages = exchange.state.get(MESSAGES)
-    if messages is None:
+    if messages is None or exchange.request.method != b"GET" or exchange.request.body != 0:
         return False
     messages.api = api
     narrow_offers(exchange.request.fields)

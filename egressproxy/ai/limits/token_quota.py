@@ -68,12 +68,12 @@ class TokenQuota(SettledQuota[TokenUse]):
 
     def request_headers(self, exchange: Exchange) -> HeaderResult:
         """Take the amounts of a request without a readable body; others wait for `request_body`. Of an upgrade each
-        message counts, which is a request here. Raises Rejected (403, 426) where its messages do not come here.
+        response counts, too. Raises Rejected (403, 426) where its messages do not come here.
         """
         request = exchange.request
         if request.upgrade:
-            if asks_for_messages(exchange):
-                return None
+            if asks_for_messages(exchange):  # it counts as a request, and its responses are in progress, each by itself
+                return self._take(exchange, "", enters=False)
             self._refuse_upgrade(exchange)
         elif request.body and operation(exchange) is not None and not exchange.is_tunnel:
             return None
@@ -83,7 +83,7 @@ class TokenQuota(SettledQuota[TokenUse]):
         if not exchange.request.body:
             if exchange.request.upgrade:
                 if asks_for_messages(exchange):
-                    return None
+                    return self._take(exchange, "", enters=False)
                 self._refuse_upgrade(exchange)
             return self._take(exchange, "")
         use = TokenUse()

@@ -132,7 +132,9 @@ class Quota(Filter, Generic[Use]):
             states.append(LimitState(each.name, each.allows, each.limit, each.limit - each.in_progress(exchange, "")))
         return states
 
-    def _take(self, exchange: Exchange, model: str, use: Use | None = None) -> Awaitable[None] | None:
+    def _take(
+        self, exchange: Exchange, model: str, use: Use | None = None, *, enters: bool = True
+    ) -> Awaitable[None] | None:
         held = exchange.state.get(self._held)
         if held is None:
             held = Held(use)
@@ -140,7 +142,7 @@ class Quota(Filter, Generic[Use]):
             self._release(held)
             self._leave(held)
             held.use = use
-        if self.concurrency:
+        if self.concurrency and enters:
             self._enter(exchange, held, model)
         now = monotonic()
         held.takes = takes = []

@@ -23,6 +23,7 @@ from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.exchange.readmission import sends_alike
 from egressproxy.gateway.route import Route
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import SENT_BODY, Exchange
 from egressproxy.model.fields import EVENT_STREAM, Fields
 from egressproxy.model.message import CHUNKED, ResponseHead
@@ -88,12 +89,22 @@ class MessageExchange:
         assert exchange.authority is not None
         found, exchange.path_prefix, noted = route_request(listener, exchange.authority, upgrade)
         route = self._route
-        if found is not route and not (found.chain.messages is route.chain.messages and sends_alike(route, found)):
+        if found is not route and not (sends_alike(route, found) and self._reads_alike(found)):
             raise ConfigurationChanged
         exchange.series = found.series
         exchange.note_denials(*noted)
         if self._accounting.gate is not None:
             pipeline.tenant = self._accounting.gate.admit(exchange, found.priority)
+
+    def _reads_alike(self, found: Route) -> bool:
+        """Whether the filters that get messages are the same by the rule in force."""
+        backend = next((each for each in found.backends if each.name == self._backend.name), None)
+        return (
+            found.reads_messages
+            and backend is not None
+            and _specs(found.chain.messages) == _specs(self._route.chain.messages)
+            and _specs(backend.chain.messages) == _specs(self._chain)
+        )
 
     def _keep_backend(self, exchange: Exchange) -> None:
         """Raises Rejected where filters want another backend or path than the WebSocket has."""
@@ -185,3 +196,13 @@ async def _through(plan: BodyPlan | None, exchange: Exchange, message: bytes) ->
     except FilterAnswered as answered:
         answered.status = answered.status if answered.status >= 400 else 403
         raise
+
+
+def _specs(chain: Chain | None) -> list[ExtensionIR]:
+    """The filters of this chain in their order, as configured: equal ones are one instance."""
+    if chain is None:
+        return []
+    plans = (chain.request_body, chain.backend_request_body, chain.response_body)
+    heads = (chain.request_headers, chain.backend_request, *chain.response_phases)
+    steps = (*heads, *(plan.steps for plan in plans if plan is not None))
+    return [step.spec for each in steps if each is not None for step in each]

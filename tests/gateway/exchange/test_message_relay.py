@@ -19,16 +19,22 @@ from egressproxy.protocols.websocket.frames import (
     close_payload,
     frame,
 )
-from tests.gateway.backends.test_failover import asked
+from tests.ai.backends.test_aliases import endpoint
+from tests.gateway.backends.test_failover import asked, refuse
 from tests.gateway.conftest import Start
+from tests.gateway.h2 import speak_http2
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer
 
 KEY = b"AAAAAAAAAAAAAAAAAAAAAA=="
+SWITCHING = (
+    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Accept: %b\r\n%b\r\n"
+)
 CREATE = {"type": "response.create", "model": "gpt-5", "input": "hello"}
 USAGE = {"input_tokens": 20, "output_tokens": 10, "total_tokens": 30}
 COMPLETED = {"type": "response.completed", "response": {"id": "r", "model": "gpt-5", "usage": USAGE, "output": []}}
-SECOND_LIMIT = [{"type": "Tokens", "limit": 50, "unit": "Day", "name": "daily"}]
+TOKENS = [{"type": "Tokens", "limit": 50, "unit": "Day", "name": "daily"}]
 
 
 def filters(**configs: Any) -> list[m.Manifest]:
@@ -116,12 +122,7 @@ def opened(talk: Conversation, *, offers: bytes = b"", accepts: bytes = b"") -> 
     talk.client >> upgrade(b"/v1/responses", *([extension + offers] if offers else []))
     head = asked(talk, "a", b"GET")
     assert head.startswith(b"GET /v1/responses ")
-    talk.origin >> (
-        b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: "
-        + websocket_accept(KEY)
-        + (b"\r\n" + extension + accepts if accepts else b"")
-        + b"\r\n\r\n"
-    )
+    talk.origin >> SWITCHING % (websocket_accept(KEY), extension + accepts + b"\r\n" if accepts else b"")
     talk.client.take(rb"(?s)HTTP/1.1 101 .*?\r\n\r\n")
     deflates = b"permessage-deflate" in accepts
     return (
@@ -276,7 +277,7 @@ def test_placeholders_stand_for_values_as_long_as_the_server_may_remember_them(c
 
 
 def test_tokens_count_for_each_response(converse: Start):
-    talk = converse(config(*filters(QoSController={"limits": SECOND_LIMIT, "outputTokens": 10})))
+    talk = converse(config(*filters(QoSController={"limits": TOKENS, "outputTokens": 10})))
     client, server = opened(talk)
     client.says(CREATE)
     server.hears()
@@ -294,9 +295,10 @@ def test_tokens_count_for_each_response(converse: Start):
     assert [record["status"] for record in talk.records] == [200, 200, 429]
 
 
-def test_a_limit_on_requests_counts_each_response(converse: Start):
-    limit = {"limits": [{"type": "Requests", "limit": 2, "unit": "Day", "name": "n", "per": ["Identity"]}]}
-    talk = converse(config(*TOOLS, *filters(QoSController=limit)))
+@pytest.mark.parametrize("more", [[], [*TOKENS, {"type": "Concurrency", "limit": 1, "name": "one"}]])
+def test_a_limit_on_requests_counts_each_response(converse: Start, more: list[dict[str, Any]]):
+    requests = {"type": "Requests", "limit": 2, "unit": "Day", "name": "n", "per": ["Identity"]}
+    talk = converse(config(*TOOLS, *filters(QoSController={"limits": [requests, *more]})))
     client, server = opened(talk)  # which is a request, too
     client.says(CREATE)
     server.hears()
@@ -367,7 +369,7 @@ def test_a_call_of_a_tool_that_is_denied_ends_the_websocket(converse: Start):
 
 
 def test_an_error_of_the_server_is_an_answer_without_usage(converse: Start):
-    talk = converse(config(*filters(QoSController={"limits": SECOND_LIMIT}, TokenMeter={})))
+    talk = converse(config(*filters(QoSController={"limits": TOKENS}, TokenMeter={})))
     client, server = opened(talk)
     error = {"type": "error", "status": 400, "error": {"code": "previous_response_not_found", "message": "no"}}
     client.says(CREATE)
@@ -438,7 +440,7 @@ def test_a_server_that_breaks_the_protocol_is_told_so(converse: Start):
 @pytest.mark.parametrize("who", ["client", "server"])
 @pytest.mark.parametrize("how", ["leaves", "resets", "ends"])
 def test_an_end_without_a_close_frame_ends_both(converse: Start, who: str, how: str):
-    talk = converse(config(*TOOLS, *filters(QoSController={"limits": SECOND_LIMIT})))
+    talk = converse(config(*TOOLS, *filters(QoSController={"limits": TOKENS})))
     client, server = opened(talk)
     client.says(CREATE)
     server.hears()
@@ -481,7 +483,119 @@ def test_a_websocket_may_be_idle_as_long_as_a_tunnel(converse: Start):
     assert talk.record()["reason"] == "client_timeout"
 
 
+# --- ways to the server ---------------------------------------------------------------------------------------------
+def test_a_stream_of_http2_is_a_websocket_like_any_other(converse: Start):
+    talk = converse(config(*TOOLS, traffic={"http2": {"extendedConnect": True}}))
+    client = speak_http2(talk)
+    protocol = (b":protocol", b"websocket"), (b"sec-websocket-version", b"13")
+    stream = client.ask(b"CONNECT", b"/v1/responses", b"gw:8080", *protocol, ends=False)
+    key = re.search(rb"(?i)sec-websocket-key: ([^\r]*)", asked(talk, "a", b"GET"))
+    assert key is not None
+    talk.origin >> SWITCHING % (websocket_accept(key[1]), b"")
+    assert client.answer(stream).status == 200
+    server = Side(talk.origin, is_client=False)
+    client.says(stream, frame(Opcode.TEXT, json.dumps(CREATE).encode(), masks=True))
+    assert server.hears() == CREATE
+    server.says(CALL)
+    events = FrameReader(is_masked=False, deflates=False, max_message=1 << 20).feed(bytes(client.answer(stream).data))
+    assert [event.opcode for event in events] == [Opcode.TEXT, Opcode.CLOSE]
+    assert json.loads(events[0].data)["error"]["code"] == "filter_rejected"
+    server.is_closed_with(CloseCode.GOING_AWAY)
+    server.sends(frame(Opcode.CLOSE, close_payload(1001), masks=False))
+    talk.after(message_relay.CLOSE_S + 1)
+
+
+def test_the_next_endpoint_of_a_failover_takes_the_websocket(converse: Start):
+    objects = config(*TOOLS)
+    objects[-1:] = [
+        m.backend("b", "b.example", 80),
+        m.failover("any", endpoint("a", 0), endpoint("b", 1)),
+        m.http_route("route", m.prefix_rule("/", "any")),
+    ]
+    talk = converse(objects)
+    talk.client >> upgrade()
+    refuse(talk, "a")
+    asked(talk, "b", b"GET")
+    talk.origin >> SWITCHING % (websocket_accept(KEY), b"")
+    talk.client.take(rb"(?s)HTTP/1.1 101 .*?\r\n\r\n")
+    client, server = Side(talk.client, is_client=True), Side(talk.origin, is_client=False)
+    client.says(CREATE)
+    assert server.hears() == CREATE
+    server.says(COMPLETED)
+    client.hears()
+    assert talk.record()["backend"] == "agents/b"
+
+
+def test_the_credential_of_a_backend_is_masked_in_messages(converse: Start):
+    secret = {"secretRef": {"name": "key", "key": "key"}, "scrubResponses": True, "allowPlaintext": True}
+    key = {"name": "key", "type": "egressproxy.io/CredentialInjector:v1", "phase": "backend-request", "config": secret}
+    objects = [*config(*TOOLS), m.secret("key", {"key": "sk-of-the-backend"})]
+    objects[2]["spec"]["extensions"] = [key]
+    talk = converse(objects)
+    talk.client >> upgrade()
+    assert b"Bearer sk-of-the-backend" in asked(talk, "a", b"GET")
+    talk.origin >> SWITCHING % (websocket_accept(KEY), b"X-Echo: sk-of-the-backend\r\n")
+    assert b"sk-of" not in talk.client.take(rb"(?s)HTTP/1.1 101 .*?\r\n\r\n")[0]
+    client, server = Side(talk.client, is_client=True), Side(talk.origin, is_client=False)
+    client.says(CREATE)
+    server.hears()
+    server.says(*text_of("it is sk-of-the-backend"), COMPLETED)
+    assert client.hears()["delta"] == "it is *****************"
+
+
+@pytest.mark.parametrize("apis", [("OpenAIResponses",), ("OpenAIChat", "OpenAIResponses")])
+def test_a_provider_that_serves_responses_gets_them(converse: Start, apis: tuple[str, ...]):
+    objects = config(*TOOLS)
+    objects[2]["spec"]["destination"]["ports"][0]["protocolOptions"] = {"ai": {"apis": list(apis)}}
+    talk = converse(objects)
+    client, server = opened(talk)
+    client.says(CREATE)
+    assert server.hears() == CREATE
+
+
+# --- reloads ---------------------------------------------------------------------------------------------------------
+def test_a_websocket_goes_on_where_its_rule_is_the_same(converse: Start):
+    talk = converse(config(*TOOLS))
+    client, server = opened(talk)
+    talk.reload(config(*TOOLS, traffic={"timeouts": {"tunnelIdle": "2h"}}))
+    client.says(CREATE)
+    assert server.hears() == CREATE
+
+
+def test_a_websocket_is_opened_again_where_filters_have_changed(converse: Start):
+    talk = converse(config(*TOOLS))
+    client, server = opened(talk)
+    client.says(CREATE)
+    server.hears()
+    talk.reload(config(*filters(ToolPolicy={"tools": {"deny": [{"names": ["look"]}]}})))
+    server.says(COMPLETED)  # the response under way goes on
+    assert client.hears()["type"] == "response.completed"
+    client.says(CREATE)
+    client.is_closed_with(CloseCode.SERVICE_RESTART)
+    server.is_closed_with(CloseCode.GOING_AWAY)
+
+
+def test_a_destination_that_is_denied_by_now_is_told_so(converse: Start):
+    talk = converse(config(*TOOLS))
+    client, server = opened(talk)
+    talk.reload(config(*TOOLS)[:-1])
+    client.says(CREATE)
+    assert client.hears()["error"]["code"] == "no_route"
+    server.hears_nothing()
+
+
 # --- where it stays closed ------------------------------------------------------------------------------------------
+def test_an_upgrade_with_a_body_is_a_request(converse: Start):
+    """A server that ignores the upgrade reads it, and so do filters."""
+    talk = converse(config(*filters(ModelPolicy={"deny": ["o9"]})))
+    body = b'{"model": "o9"}'
+    for method in (b"POST", b"GET"):
+        request = upgrade(b"/v1/responses", b"Content-Type: application/json", b"Content-Length: %d" % len(body))
+        talk.client >> request.replace(b"GET", method, 1) + body
+        talk.client.take(rb"(?s)HTTP/1.1 403 .*?\r\n\r\n{.*?}}\n?\Z")
+        assert talk.record()["reason"] == "model_denied"
+
+
 @pytest.mark.parametrize(
     "other",
     [
