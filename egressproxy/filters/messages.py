@@ -54,7 +54,7 @@ class MessageApi(ABC):
 
 class Messages:
     """`upgrade` is the head as its client has sent it. `api` and `head` are set once a filter has asked for messages;
-    each message is a request with this head. `kept` is what filters keep for all of them.
+    each message is a request with this head. `kept` has the objects of `kept`, by filter.
     """
 
     __slots__ = ("api", "head", "kept", "upgrade")
