@@ -71,7 +71,7 @@ class Chain:
     _after_attempts: Chain | None = field(init=False, repr=False, compare=False)
     #: Whether places with equal filters do not share this chain.
     is_of_one_place: bool = False
-    #: For the messages of a WebSocket, the filters that read them; None where a filter of this place cannot.
+    #: For the messages of a WebSocket, the filters that read them; NO_READERS: none needs to; None: a filter cannot.
     messages: Chain | None = None
     #: backend_response and response_headers, if not None.
     response_phases: tuple[FilterSteps, ...] = field(init=False)
@@ -99,6 +99,11 @@ class Chain:
         return self._after_attempts or self
 
 
+NO_READERS: Final = Chain()
+#: The chain of a place without filters.
+NO_FILTERS: Final = Chain(messages=NO_READERS)
+
+
 def approvals(chain: Chain, exchange: Exchange) -> list[tuple[ExtensionIR, str]]:
     """The filters at which this exchange waits for approval, and the condition as a sentence. No filter is run."""
     body = chain.request_body.steps if chain.request_body is not None else ()
@@ -113,6 +118,8 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Co
     filters, is_of_one_place = placed_filters([spec for spec in ordered if spec.is_known or not spec.fail_open], make)
     chain = _compiled(filters, skipped, is_of_one_place=is_of_one_place)
     roles = {placed.filter.of_messages for placed in filters}
+    if not skipped and roles <= {OfMessages.HEAD}:
+        return replace(chain, messages=NO_READERS)
     if skipped or OfMessages.ASKS not in roles or OfMessages.CLOSED in roles:
         return chain
     reading = [placed for placed in filters if placed.filter.of_messages is not OfMessages.HEAD]

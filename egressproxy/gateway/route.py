@@ -9,7 +9,7 @@ from typing import Final
 
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.body_plan import BodyPlan
-from egressproxy.filters.chain import Chain
+from egressproxy.filters.chain import NO_READERS, Chain
 from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.retries import RetryPolicy
 from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
@@ -95,7 +95,8 @@ class Route(_HotRoute):
             or bool(self.backend_body_plans)
         )
         self.reads_early = self.auth is not None or self.looks_at_bodies
-        self.reads_messages = self.chain.messages is not None and all(each.messages is not None for each in chains)
+        readers = [self.chain.messages, *(each.messages for each in chains)]
+        self.reads_messages = None not in readers and any(each is not NO_READERS for each in readers)
         self.filters_alone = not (
             self.buffers_request or self.needs_body >= 0 or self.backend_body_plans or self.reads_early
         )

@@ -553,6 +553,25 @@ def test_a_provider_that_serves_responses_gets_them(converse: Start, apis: tuple
     assert server.hears() == CREATE
 
 
+@pytest.mark.parametrize("also", [[], TOOLS], ids=["alone", "beside the route's"])
+def test_filters_of_a_backend_see_messages(converse: Start, also: list[m.Manifest]):
+    """A placeholder of the backend's filter is put back for the route's, which come behind it."""
+    objects = config(*also)
+    detector = {"entities": [{"name": "EMAIL", "action": "Placeholder"}], "applyTo": "Requests"}
+    objects[2]["spec"]["extensions"] = [
+        {"name": "pii", "type": "egressproxy.io/PIIDetector:v1", "phase": "backend-request", "config": detector}
+    ]
+    objects[2]["spec"]["destination"]["ports"][0]["protocolOptions"] = {"ai": {"apis": ["OpenAIResponses"]}}
+    talk = converse(objects)
+    client, server = opened(talk)
+    for number, name in enumerate(("ann", "bob"), 1):
+        client.says({**CREATE, "input": f"{name}@corp.example"})
+        assert server.hears()["input"] == f"<EMAIL_{number}>"
+        server.says(*text_of(f"<EMAIL_{number}>"), COMPLETED)
+        assert client.hears()["delta"] == f"{name}@corp.example"
+        client.hears()
+
+
 # --- reloads ---------------------------------------------------------------------------------------------------------
 def test_a_websocket_goes_on_where_its_rule_is_the_same(converse: Start):
     talk = converse(config(*TOOLS))
