@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients.world import Require
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
@@ -69,7 +72,7 @@ class ResponsesServer:
 def events_of(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     said = request["input"]
     if type(said) is not str:
-        said = said[-1]["content"]
+        said = said[-1]["content"][0]["text"] if said else ""
     about = {
         "id": "resp_1", "object": "response", "created_at": 1, "model": request["model"], "output": [],
         "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "status": "in_progress",
@@ -83,13 +86,19 @@ def events_of(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         call = {"type": "function_call", "id": "f", "call_id": "c", "name": "shell", "arguments": "{}"}
         yield {"type": "response.output_item.done", "sequence_number": 1, "output_index": 0, "item": call}
         return
+    if request.get("generate") is False:  # Codex opens a session so
+        yield {"type": "response.completed", "sequence_number": 1, "response": {**about, "usage": usage}}
+        return
     where = {"item_id": "m", "output_index": 0, "content_index": 0, "logprobs": []}
+    item = {"type": "message", "id": "m", "role": "assistant", "status": "in_progress", "content": []}
+    yield {"type": "response.output_item.added", "sequence_number": 1, "output_index": 0, "item": item}
     half = said.find("<") + 3 if "<" in said else len(said) // 2
     for number, piece in enumerate((said[:half], said[half:])):
         yield {"type": "response.output_text.delta", "sequence_number": 1 + number, "delta": piece, **where}
     yield {"type": "response.output_text.done", "sequence_number": 3, "text": said, **where}
     part = {"type": "output_text", "text": said, "annotations": []}
-    item = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part]}
+    item = {**item, "status": "completed", "content": [part]}
+    yield {"type": "response.output_item.done", "sequence_number": 4, "output_index": 0, "item": item}
     whole = {**about, "status": "completed", "output": [item], "usage": usage}
     yield {"type": "response.completed", "sequence_number": 4, "response": whole}
 
@@ -187,6 +196,30 @@ def test_a_call_of_a_denied_tool_does_not_come_through(gateway: Gateway, provide
             socket.recv(WAIT_S)
     assert caught.value.rcvd is not None
     assert caught.value.rcvd.code == 1008
+
+
+def test_codex_has_its_turn_through_every_filter(
+    gateway: Gateway, provider: ResponsesServer, require: Require, agents: str, tmp_path: Path
+):
+    require("agent:codex")
+    port = free_port()
+    process = gateway(port, PII, MODELS, TOOLS, METER)
+    command = [
+        f"{agents}/codex", "-c", f'openai_base_url="http://127.0.0.1:{port}/v1"', "exec", "--skip-git-repo-check",
+        "-c", "check_for_update_on_startup=false", "-c", "analytics.enabled=false", f"Say hello to {MAIL}",
+    ]  # fmt: skip
+    (tmp_path / "home").mkdir()
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "CODEX_API_KEY": "unused"}
+    done = subprocess.run(
+        command, cwd=tmp_path / "home", env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip().endswith(f"Say hello to {MAIL}"), done.stderr
+    asked = json.dumps(provider.requests)
+    assert "<EMAIL_1>" in asked
+    assert MAIL not in asked
+    wait_until(lambda: any(line["status"] == 101 for line in process.records))
+    assert [line["status"] for line in process.records] == [200, 200, 101]  # the first asks for nothing yet
 
 
 def test_it_asks_for_plain_requests_where_a_filter_could_not_hold(gateway: Gateway):

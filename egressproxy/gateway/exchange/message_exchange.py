@@ -126,8 +126,11 @@ class MessageExchange:
         exchange.request.body = len(message)
         await self._run(chain.backend_request)
         exchange.keep(SENT_BODY, None)
-        exchange.attempts = 1
         return message
+
+    def sent(self) -> None:
+        """The server gets the message."""
+        self.exchange.attempts = 1
 
     # --- the answer ------------------------------------------------------------------------------------------------
     async def answer(self, message: bytes) -> tuple[list[bytes], bool]:

@@ -31,7 +31,7 @@ from egressproxy.gateway.exchange.websocket_end import WebSocketEnd
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.strict_json import Unreadable
-from egressproxy.net.cooperative import in_turns
+from egressproxy.net.cooperative import TimeSlice, in_turns
 from egressproxy.net.driver import PAUSE
 from egressproxy.net.held_bytes import Hold
 from egressproxy.net.pending_protocol import PendingProtocol
@@ -112,9 +112,13 @@ class MessageRelay:
 
     async def run(self) -> None:
         """Relay, and close both sides in order."""
+        time_slice = TimeSlice()
         while not self._is_over:
             if not await self._step():
                 await PAUSE
+                time_slice = TimeSlice()
+            elif time_slice.is_over:
+                await time_slice.next()
         has_fault = self.client.fault is not None or self.server.fault is not None
         self._deadline.after(FAULT_S if has_fault else CLOSE_S)
         while not (self._is_late or (self.client.says_no_more and self.server.says_no_more)):
@@ -238,7 +242,10 @@ class MessageRelay:
             return
         self._response = response
         try:
-            self.server.send_text(await response.request(message))
+            message = await response.request(message)
+            if not self.client.says_no_more:  # it has left while filters waited: the server does not begin
+                response.sent()
+                self.server.send_text(message)
         except GatewayError as error:
             self._refuse(error)
         except ConfigurationChanged:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import zlib
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
+from egressproxy.filters.base import Filter, OfMessages, Phase
 from egressproxy.gateway.exchange import message_relay, websocket_end
+from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http2.head_fields import websocket_accept
 from egressproxy.protocols.websocket.frames import (
     CloseCode,
@@ -24,7 +28,7 @@ from tests.gateway.backends.test_failover import asked, refuse
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.support import manifests as m
-from tests.support.conversation import Conversation, Peer
+from tests.support.conversation import Conversation, Peer, scripted_filter
 
 KEY = b"AAAAAAAAAAAAAAAAAAAAAA=="
 SWITCHING = (
@@ -349,6 +353,40 @@ def test_a_message_that_is_not_understood_ends_the_websocket(converse: Start, me
     server.is_closed_with(CloseCode.GOING_AWAY)
     record = talk.record()
     assert (record["status"], record["reason"]) == (400, "filter_rejected")
+
+
+class Slow(Filter):
+    """Holds each message until `goes_on`."""
+
+    of_messages = OfMessages.READS
+    runs_in = frozenset((Phase.REQUEST_HEADERS,))
+
+    def __init__(self) -> None:
+        self.waiting: list[asyncio.Future[None]] = []
+
+    def request_headers(self, x: Exchange) -> Awaitable[None] | None:  # type: ignore[override]
+        return self._wait() if x.method == b"POST" else None
+
+    async def _wait(self) -> None:
+        waiting = asyncio.get_running_loop().create_future()
+        self.waiting.append(waiting)
+        await waiting
+
+
+def test_a_client_that_leaves_while_filters_wait_has_asked_for_nothing(converse: Start):
+    slow, limit = Slow(), filters(QoSController={"limits": TOKENS})
+    talk = converse(config(*TOOLS, *limit, scripted_filter("slow", timeout="60s")), filters={"slow": slow})
+    client, server = opened(talk)
+    client.says(CREATE)
+    talk.settle()
+    client.sends(frame(Opcode.PING, b"", masks=True))
+    assert client.take().opcode == Opcode.PONG  # it waits alone
+    client.peer.leaves()
+    talk.act(lambda: slow.waiting[0].set_result(None))
+    server.hears_nothing()
+    server.peer.is_closed()
+    record = talk.record(0)
+    assert (record["status"], record["reason"]) == (499, "client_gone")
 
 
 # --- answers -------------------------------------------------------------------------------------------------------
