@@ -8,6 +8,7 @@ A filter that reads bodies then asks for messages, if the API is known, and need
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
 from egressproxy.model.exchange import Exchange, StateSlot
@@ -40,8 +41,10 @@ class MessageApi(ABC):
         """What a message of the server is to filters. `is_first`: of its response."""
 
     @abstractmethod
-    def messages_of(self, events: bytes) -> list[bytes]:
-        """The messages for the client in what filters have made of `ServerEvent.data`: of a stream, in whole events."""
+    def reader(self) -> Callable[[bytes, bool], list[bytes]]:
+        """A function for one stream, as filters leave it: from a piece, which may be the last, to the messages that are
+        whole with that piece.
+        """
 
     @abstractmethod
     def request_head(self, head: RequestHead) -> RequestHead:

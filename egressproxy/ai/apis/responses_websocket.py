@@ -7,6 +7,7 @@ message each, and one response follows the other. Sources: OpenAI's API referenc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from egressproxy.ai.apis.apis import Api, is_responses_websocket
@@ -66,13 +67,17 @@ class ResponsesMessages(MessageApi):
         line = message.translate(_BLANKS)  # between the parts of JSON; inside of strings they cannot stand
         return ServerEvent(b"event: %b\ndata: %b\n\n" % (name, line), is_last=type_ in _ENDS or type_ == _ERROR)
 
-    def messages_of(self, events: bytes) -> list[bytes]:
+    def reader(self) -> Callable[[bytes, bool], list[bytes]]:
         framing = SseFraming()
-        frames = framing.feed(events)
-        rest = framing.rest()
-        if rest is not None:
-            frames.append(rest)
-        return [frame.payload for frame in frames if frame.payload]
+
+        def read(events: bytes, is_last: bool) -> list[bytes]:
+            frames = framing.feed(events)
+            rest = framing.rest() if is_last else None
+            if rest is not None:
+                frames.append(rest)
+            return [frame.payload for frame in frames if frame.payload]
+
+        return read
 
     def request_head(self, head: RequestHead) -> RequestHead:
         made = head.copy()

@@ -39,7 +39,9 @@ class ConfigurationChanged(Exception):
 class MessageExchange:
     """`upgrade` is the exchange of the WebSocket, whose route and backend this one has."""
 
-    __slots__ = ("_accounting", "_answer", "_api", "_backend", "_client", "_messages", "_route", "exchange", "pipeline")
+    __slots__ = (
+        "_accounting", "_answer", "_api", "_backend", "_client", "_messages", "_read", "_route", "exchange", "pipeline",
+    )  # fmt: skip
 
     def __init__(
         self, accounting: Accounting, client: Client, upgrade: Exchange, api: MessageApi, messages: Messages,
@@ -52,6 +54,7 @@ class MessageExchange:
         self._route = route
         self._backend = backend
         self._answer: BodyChain | None = None  # that the answer passes, once it has begun
+        self._read = api.reader()
         exchange = self.exchange = accounting.new_exchange(client.client, client.listener, upgrade.identity)
         exchange.add_log_fields({"websocket": upgrade.request_id})
         exchange.keep(MESSAGES, messages)
@@ -148,12 +151,17 @@ class MessageExchange:
         body = self._answer
         if body is not None:
             data = await body.feed_to_end(exchange, event.data, event.is_last)
-            is_stream = exchange.response.body == CHUNKED
-            made = self._api.messages_of(data) if is_stream else [data]
+            made = self._messages_in(data, is_last=event.is_last) if exchange.response.body == CHUNKED else [data]
         exchange.bytes_out += sum(map(len, made))
         if not exchange.status:
             exchange.status, exchange.first_byte_at = exchange.response.status, monotonic()
         return made, event.is_last
+
+    def _messages_in(self, data: bytes, *, is_last: bool) -> list[bytes]:
+        try:
+            return self._read(data, is_last)
+        except Unreadable as error:
+            raise UpstreamFault(Reason.BAD_RESPONSE, f"what filters have left cannot be read: {error}") from None
 
     async def _begin_answer(self, event: ServerEvent) -> None:
         exchange, chain = self.exchange, self._chain

@@ -66,7 +66,7 @@ def test_an_event_of_the_server_is_one_of_a_stream_and_comes_back():
     event = API.event_of(message, is_first=False)
     assert (event.is_last, event.status) == (False, 0)
     assert event.data.startswith(b"event: response.output_text.delta\ndata: {")
-    (back,) = API.messages_of(event.data)
+    (back,) = API.reader()(event.data, True)
     assert json.loads(back) == json.loads(message)
 
 
@@ -83,13 +83,23 @@ def test_an_error_in_place_of_a_response_has_its_status(said: dict[str, int], st
     assert API.event_of(message, is_first=True) == ServerEvent(message, is_last=True, status=status)
     in_stream = API.event_of(message, is_first=False)
     assert (in_stream.is_last, in_stream.status) == (True, 0)
-    assert API.messages_of(in_stream.data) == [message]
+    assert API.reader()(in_stream.data, False) == [message]
 
 
 @pytest.mark.parametrize("name", ["a\nb: c", "a\r\n\r\ndata: {}", "ä"])
 def test_the_name_of_an_event_breaks_no_lines(name: str):
     message = json.dumps({"type": name}).encode()
-    assert API.messages_of(API.event_of(message, is_first=False).data) == [message]
+    assert API.reader()(API.event_of(message, is_first=False).data, False) == [message]
+
+
+def test_messages_are_whole_however_filters_cut_them():
+    one, other = b'{"type": "a"}', b'{"type": "b"}'
+    data = b"".join(API.event_of(each, is_first=False).data for each in (one, other))
+    read = API.reader()
+    assert [read(data[at : at + 1], False) for at in range(len(data))].count([]) == len(data) - 2
+    read = API.reader()
+    assert read(data[:-1], False) == [one]
+    assert read(b"", True) == [other]
 
 
 def test_an_error_is_told_as_clients_read_it():
