@@ -122,7 +122,8 @@ PATH_ROOMS = ("gateway", "routing", "upstream", "protocols", "net", "model", "ir
 #: asks, what is refused under load, certificates for clients, the settings of TLS.
 BESIDE = (
     "gateway.server", "gateway.builders", "gateway.own_calls", "gateway.identity", "gateway.overload",
-    "gateway.leaf_certificates", "gateway.backends.health_checks", "net.tls_contexts",
+    "gateway.leaf_certificates", "gateway.backends.health_checks", "net.tls_contexts", "protocols.websocket",
+    "gateway.exchange.message_relay", "gateway.exchange.message_exchange", "gateway.exchange.websocket_end",
 )  # fmt: skip
 PATH_LINES = 36_000
 

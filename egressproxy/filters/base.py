@@ -65,6 +65,15 @@ REQUEST_HEADS = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
 RESPONSE_PHASE = {Phase.REQUEST_HEADERS: Phase.RESPONSE_HEADERS, Phase.BACKEND_REQUEST: Phase.BACKEND_RESPONSE}
 
 
+class OfMessages(Enum):
+    """What a filter does with a WebSocket whose messages can be given to filters, each as a request or an event."""
+
+    CLOSED = "closed"  # no filter gets messages, and filters that have to see content refuse the upgrade
+    HEAD = "head"  # the head of the upgrade alone matters
+    READS = "reads"  # gets messages if another filter asks for them
+    ASKS = "asks"
+
+
 class BodyMode(Enum):
     """The form in which a body filter gets the body."""
 
@@ -173,6 +182,7 @@ class Filter:
             with b"".
         waits_for_people: it has a time limit of its own, and the extension's `timeout` does not hold. Since the request
             is decided again behind it, the head is kept as for `needs_original`.
+        of_messages: what it does with a WebSocket whose messages can be given to filters (`filters/messages`).
         sees_trailers: False for one whose `request_trailers` and `response_trailers` do not run, as if it had none.
     """
 
@@ -190,6 +200,7 @@ class Filter:
     sends_more: bool = False
     sees_trailers: bool = True
     waits_for_people: bool = False
+    of_messages: OfMessages = OfMessages.CLOSED
     runs_in: frozenset[Phase] | None = None
 
     def body_mode_for(self, exchange: Exchange, /, phase: Phase) -> BodyMode | None:

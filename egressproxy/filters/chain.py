@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from egressproxy.filters.added_filters import DECODABLE, ORIGINAL, DecodableAnswers, OriginalHead, arranged, keeper
-from egressproxy.filters.base import Phase
+from egressproxy.filters.base import OfMessages, Phase
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.configured_filter import ConfiguredFilter, in_order, placed_filters
 from egressproxy.filters.filter_step import (
@@ -71,6 +71,8 @@ class Chain:
     _after_attempts: Chain | None = field(init=False, repr=False, compare=False)
     #: Whether places with equal filters do not share this chain.
     is_of_one_place: bool = False
+    #: For the messages of a WebSocket, the filters that read them; NO_READERS: none needs to; None: a filter cannot.
+    messages: Chain | None = None
     #: backend_response and response_headers, if not None.
     response_phases: tuple[FilterSteps, ...] = field(init=False)
 
@@ -97,6 +99,11 @@ class Chain:
         return self._after_attempts or self
 
 
+NO_READERS: Final = Chain()
+#: The chain of a place without filters.
+NO_FILTERS: Final = Chain(messages=NO_READERS)
+
+
 def approvals(chain: Chain, exchange: Exchange) -> list[tuple[ExtensionIR, str]]:
     """The filters at which this exchange waits for approval, and the condition as a sentence. No filter is run."""
     body = chain.request_body.steps if chain.request_body is not None else ()
@@ -109,6 +116,17 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Co
     ordered = in_order(specs)
     skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
     filters, is_of_one_place = placed_filters([spec for spec in ordered if spec.is_known or not spec.fail_open], make)
+    chain = _compiled(filters, skipped, is_of_one_place=is_of_one_place)
+    roles = {placed.filter.of_messages for placed in filters}
+    if not skipped and roles <= {OfMessages.HEAD}:
+        return replace(chain, messages=NO_READERS)
+    if skipped or OfMessages.ASKS not in roles or OfMessages.CLOSED in roles:
+        return chain
+    reading = [placed for placed in filters if placed.filter.of_messages is not OfMessages.HEAD]
+    return replace(chain, messages=_compiled(reading, (), is_of_one_place=is_of_one_place))
+
+
+def _compiled(filters: Sequence[ConfiguredFilter], skipped: tuple[ExtensionIR, ...], *, is_of_one_place: bool) -> Chain:
     phases: dict[str, Any] = {"skipped": skipped, "is_of_one_place": is_of_one_place}
     in_phase = {phase: [placed for placed in filters if phase in placed.phases()] for phase in Phase}
     around = keeper(in_phase)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from egressproxy.filters.base import REQUEST_HEADS, RESPONSE_PHASE, Filter, FilterContext, FilterType
+from egressproxy.filters.base import REQUEST_HEADS, RESPONSE_PHASE, Filter, FilterContext, FilterType, OfMessages
 from egressproxy.filters.settings import FieldName, FilterConfig, Within, matching
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import TOKEN, Fields, every_spelling
@@ -61,6 +61,7 @@ class Cors(Filter):
     """Runs in the request phase where it is placed and in the response phase that belongs to it."""
 
     ignores_trailers = True
+    of_messages = OfMessages.HEAD
 
     def __init__(self, context: FilterContext) -> None:
         config: CorsConfig = context.config

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from egressproxy.filters.base import REQUEST_HEADS, RESPONSE_PHASE, Filter, FilterContext, FilterType
+from egressproxy.filters.base import REQUEST_HEADS, RESPONSE_PHASE, Filter, FilterContext, FilterType, OfMessages
 from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
@@ -73,6 +73,8 @@ class HeaderPolicyConfig(FilterConfig):
 
 class HeaderPolicy(Filter):
     """Request edits run in the request phase where it is placed, response edits in the response phase of that."""
+
+    of_messages = OfMessages.HEAD
 
     def __init__(self, context: FilterContext) -> None:
         config: HeaderPolicyConfig = context.config

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from egressproxy.errors import BadRequest, Reason
-from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
+from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, OfMessages
 from egressproxy.filters.settings import FilterConfig, HostnameOrNone, matching
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import has_dot_segment
@@ -57,6 +57,8 @@ class UrlRewriteConfig(FilterConfig):
 
 class UrlRewriteFilter(Filter):
     """Sets `x.upstream_host` and the path of `x.request`; the access log keeps the client's path."""
+
+    of_messages = OfMessages.HEAD
 
     def __init__(self, context: FilterContext) -> None:
         config: UrlRewriteConfig = context.config

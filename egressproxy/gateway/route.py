@@ -9,7 +9,7 @@ from typing import Final
 
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.body_plan import BodyPlan
-from egressproxy.filters.chain import Chain
+from egressproxy.filters.chain import NO_READERS, Chain
 from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.retries import RetryPolicy
@@ -47,6 +47,7 @@ class _HotRoute:
     filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
     reads_early: bool = field(init=False)  # a filter of the head may ask for the body
     head_steps: FilterSteps | None = field(init=False)  # the filters of the head, but for those of the listener
+    reads_messages: bool = field(init=False)  # filters hold for a WebSocket whose messages they get
     clock_s: float = field(init=False)
     idle_s: float = field(init=False)
 
@@ -99,6 +100,8 @@ class Route(_HotRoute):
         )
         self.head_steps = self.chain.request_headers if self.own_steps is None else self.own_steps
         self.reads_early = bool(self.auths) or self.looks_at_bodies
+        readers = [self.chain.messages, *(each.messages for each in chains)]
+        self.reads_messages = None not in readers and any(each is not NO_READERS for each in readers)
         self.filters_alone = not (
             self.buffers_request or self.needs_body >= 0 or self.backend_body_plans or self.reads_early
         )

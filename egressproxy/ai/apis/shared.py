@@ -52,6 +52,11 @@ def status_of_unseen(exchange: Exchange) -> int:
     )
 
 
+def remedy_of_unseen(exchange: Exchange) -> str:
+    """What the client can do behind `status_of_unseen`; "": nothing."""
+    return "send plain requests (POST)" if status_of_unseen(exchange) == 426 else ""
+
+
 def tell_backend_api(exchange: Exchange, api: Api | None) -> None:
     """Note that the new attempt is translated to this API; None: not translated."""
     exchange.keep(_BACKEND_API, api)

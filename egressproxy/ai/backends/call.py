@@ -31,7 +31,7 @@ from egressproxy.ai.backends.provider_errors import ProviderCall, told_in_shape
 from egressproxy.ai.translation.apis import api_of, counts_tokens
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
-from egressproxy.filters.base import Filter, Phase
+from egressproxy.filters.base import Filter, OfMessages, Phase
 from egressproxy.filters.content_coding import note_change
 from egressproxy.gateway.answers import Answer, BegunAnswer, WholeAnswer
 from egressproxy.gateway.backends.buffered_body import BodyClient, invite_body
@@ -383,6 +383,7 @@ class AiRequests(Filter):
     """The gateway's own filter in the chain of a rule with AI providers: it begins calls, and tells of them."""
 
     runs_in = frozenset((Phase.REQUEST_HEADERS,))
+    of_messages = OfMessages.HEAD
 
     def __init__(
         self,

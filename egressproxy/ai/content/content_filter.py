@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from egressproxy.ai.apis.shared import status_of_unseen
+from egressproxy.ai.apis.responses_websocket import asks_for_messages
+from egressproxy.ai.apis.shared import remedy_of_unseen, status_of_unseen
 from egressproxy.errors import Reason
-from egressproxy.filters.base import Filter, FilterContext, Phase, Rejected
+from egressproxy.filters.base import Filter, FilterContext, OfMessages, Phase, Rejected
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
@@ -30,6 +31,7 @@ class ContentFilter(Filter):
     """`denies_unreadable`: what cannot be looked at is refused, and does not pass."""
 
     decodes = True
+    of_messages = OfMessages.ASKS
 
     def __init__(self, context: FilterContext, max_body_bytes: int | None, *, denies_unreadable: bool) -> None:
         self._name = context.name
@@ -45,15 +47,20 @@ class ContentFilter(Filter):
         if exchange.is_tunnel:
             self.request_headers(exchange)
 
-    def refusal(self, message: str, status: int) -> Rejected:
+    def refusal(self, message: str, status: int, remedy: str = "") -> Rejected:
         """What the client is told: names of rules, entities and places, and nothing that was found."""
-        return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
+        return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED, remedy=remedy)
 
     def _let_pass_unseen(self, exchange: Exchange) -> None:
-        """Let a tunnel or an upgrade pass, which nobody looks into. Raises Rejected (403, 426) where it may not."""
+        """Let a tunnel pass, or an upgrade whose messages do not come here. Raises Rejected (403, 426) where it may
+        not.
+        """
+        if not exchange.is_tunnel and asks_for_messages(exchange):
+            return
         if self._denies_unreadable:
             what = "a tunnel" if exchange.is_tunnel else "an upgraded connection"
-            raise self.refusal(f"what is said in {what} cannot be looked at", status_of_unseen(exchange))
+            message = f"what is said in {what} cannot be looked at"
+            raise self.refusal(message, status_of_unseen(exchange), remedy_of_unseen(exchange))
 
     def _let_pass(self, what: str, fields: Fields, status: int) -> None:
         """For a body of a type that cannot be looked at. Raises Rejected where it may not pass."""

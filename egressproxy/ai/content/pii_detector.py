@@ -27,6 +27,7 @@ from egressproxy.ai.content.raw_json_editor import RawJsonEditor
 from egressproxy.ai.content.spans import Replace, Scanner, Span, SpanStream, apart, replaced
 from egressproxy.ai.content.text_editor import Chained, TextEditor
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.messages import kept
 from egressproxy.model.circular_note import CircularNote
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.strict_json import Unreadable
@@ -49,7 +50,7 @@ class _State(CircularNote):
 
     def __init__(self, owner: PIIDetector, exchange: Exchange) -> None:
         self._filter = owner
-        self.placeholders = Placeholders()
+        self.placeholders = kept(exchange, owner, Placeholders)
         self.editor: StreamEditor | TextEditor | None = None
         self.is_sent = False
         self.exchange = exchange

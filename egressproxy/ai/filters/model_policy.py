@@ -14,10 +14,27 @@ from typing import Annotated, Any, Final, Literal
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.message import SCANNED_AT_ONCE
 from egressproxy.ai.apis.request import AiRequest
-from egressproxy.ai.apis.shared import ask_for_model, operation, request_view, status_of_unseen, view_ahead
+from egressproxy.ai.apis.responses_websocket import asks_for_messages
+from egressproxy.ai.apis.shared import (
+    ask_for_model,
+    operation,
+    remedy_of_unseen,
+    request_view,
+    status_of_unseen,
+    view_ahead,
+)
 from egressproxy.ai.apis.texts import TextRole
 from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import (
+    BodyMode,
+    BodyResult,
+    Filter,
+    FilterContext,
+    FilterType,
+    OfMessages,
+    Phase,
+    Rejected,
+)
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange
@@ -105,6 +122,7 @@ class ModelPolicy(Filter):
 
     runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.REQUEST_BODY))
     decodes = True
+    of_messages = OfMessages.ASKS
 
     def __init__(self, context: FilterContext) -> None:
         config: ModelPolicyConfig = context.config
@@ -123,9 +141,9 @@ class ModelPolicy(Filter):
 
     def request_headers(self, exchange: Exchange) -> None:
         """Refuse unreadable requests. Raises Rejected."""
-        if self._config.unreadable == "Allow":
-            return
         head = exchange.request
+        if (head.upgrade and asks_for_messages(exchange)) or self._config.unreadable == "Allow":
+            return
         if exchange.is_tunnel or head.upgrade:
             raise self._unreadable(
                 exchange, "a tunnel, whose content is not read" if exchange.is_tunnel else "an upgrade"
@@ -219,7 +237,9 @@ class ModelPolicy(Filter):
                 view.set_temperature(config.max_temperature)
 
     def _unreadable(self, exchange: Exchange, what: str) -> Rejected:
-        return self._denied(exchange, f"it is {what}", status_of_unseen(exchange), "unreadable")
+        error = self._denied(exchange, f"it is {what}", status_of_unseen(exchange), "unreadable")
+        error.remedy = remedy_of_unseen(exchange)
+        return error
 
     def _denied(self, exchange: Exchange, message: str, status: int, result: str = "denied") -> Rejected:
         self._requests.add(1, exchange.route, result)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
+from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, OfMessages
 from egressproxy.filters.settings import FilterConfig, Within
 
 #: The kinds in whose `extensions` the compiler looks for this filter.
@@ -26,6 +26,7 @@ class RegionLock(Filter):
     """Runs in no phase. Raises ValueError in an object of another kind than _KINDS."""
 
     runs_in = frozenset()
+    of_messages = OfMessages.HEAD
 
     def __init__(self, context: FilterContext) -> None:
         kind = context.source.partition(" ")[0]

@@ -14,11 +14,12 @@ from typing import Annotated, Final, Literal
 
 from egressproxy.ai.apis.apis import Operation
 from egressproxy.ai.apis.message import READ_AT_ONCE
+from egressproxy.ai.apis.responses_websocket import asks_for_messages
 from egressproxy.ai.apis.shared import add_usage, operation, provider_name, usage_told
 from egressproxy.ai.apis.usage import TokenUsage
 from egressproxy.ai.limits.prices import cost_of, price_of
 from egressproxy.ai.limits.token_use import TokenUse, told_in_head
-from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, OfMessages, Phase
 from egressproxy.filters.limits.qos_config import TokenPrice
 from egressproxy.filters.limits.rules import KeyText, key_text
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
@@ -91,6 +92,7 @@ class TokenMeter(Filter):
     max_answer_bytes = 8 * 1024 * 1024
     decodes = True
     ignores_trailers = True
+    of_messages = OfMessages.ASKS
 
     def __init__(self, context: FilterContext, clock: Callable[[], float] = time.monotonic) -> None:
         config: TokenMeterConfig = context.config
@@ -132,12 +134,9 @@ class TokenMeter(Filter):
         )
 
     def request_headers(self, exchange: Exchange) -> None:
-        if (
-            not exchange.is_tunnel
-            and exchange.request.body
-            and not exchange.request.upgrade
-            and operation(exchange) is not None
-        ):
+        if exchange.request.upgrade:
+            asks_for_messages(exchange)
+        elif not exchange.is_tunnel and exchange.request.body and operation(exchange) is not None:
             exchange.keep(self._measured, _Measured(self._clock()))
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:

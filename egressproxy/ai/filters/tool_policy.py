@@ -17,14 +17,31 @@ from egressproxy.ai.apis.member_names import ANSWER, RPC_ANSWER, finding_rpc_fau
 from egressproxy.ai.apis.message import SCANNED_AT_ONCE, CalledTool, JsonMessage, in_object
 from egressproxy.ai.apis.offered_tools import WEB_SEARCH, names_of_tool
 from egressproxy.ai.apis.request import AiRequest
-from egressproxy.ai.apis.shared import answer_view, operation, request_view, status_of_unseen, view_ahead
+from egressproxy.ai.apis.responses_websocket import asks_for_messages
+from egressproxy.ai.apis.shared import (
+    answer_view,
+    operation,
+    remedy_of_unseen,
+    request_view,
+    status_of_unseen,
+    view_ahead,
+)
 from egressproxy.ai.apis.streams import SLICE, framing_of
 from egressproxy.ai.content.body_kinds import media_type_of
 from egressproxy.ai.filters.tool_pins import LISTED_TOOLS, ListedTools, ToolPins, ToolPinsConfig, file_problem
 from egressproxy.ai.filters.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.ai.filters.tool_streams import ToolStream
 from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import (
+    BodyMode,
+    BodyResult,
+    Filter,
+    FilterContext,
+    FilterType,
+    OfMessages,
+    Phase,
+    Rejected,
+)
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange, StateSlot
@@ -103,6 +120,7 @@ class ToolPolicy(Filter):
     """Gets requests and JSON responses whole, and streams in pieces."""
 
     decodes = True
+    of_messages = OfMessages.ASKS
 
     def __init__(self, context: FilterContext, pins: ToolPins | None = None) -> None:
         config: ToolPolicyConfig = context.config
@@ -122,10 +140,14 @@ class ToolPolicy(Filter):
 
     # --- requests ----------------------------------------------------------------------------------------------------
     def request_headers(self, exchange: Exchange) -> None:
-        """Raises Rejected for a tunnel or an upgrade, which cannot be read."""
-        if (exchange.is_tunnel or exchange.request.upgrade) and self._denies_unreadable:
+        """Raises Rejected for a tunnel, and for an upgrade whose messages do not come here."""
+        if not exchange.is_tunnel and (not exchange.request.upgrade or asks_for_messages(exchange)):
+            return
+        if self._denies_unreadable:
             what = "a tunnel" if exchange.is_tunnel else "an upgraded connection"
-            raise self._refusal(f"what is said in {what} cannot be looked at", status_of_unseen(exchange))
+            error = self._refusal(f"what is said in {what} cannot be looked at", status_of_unseen(exchange))
+            error.remedy = remedy_of_unseen(exchange)
+            raise error
 
     def backend_request(self, exchange: Exchange) -> None:
         """`request_headers` for one attempt."""

@@ -12,13 +12,14 @@ from typing import Final
 
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.message import READ_AT_ONCE
+from egressproxy.ai.apis.responses_websocket import asks_for_messages
 from egressproxy.ai.apis.shared import operation, status_of_unseen
 from egressproxy.ai.apis.usage import TokenUsage
 from egressproxy.ai.limits.prices import cost_of, dearest, price_of
 from egressproxy.ai.limits.token_fast_path import TokenLimitFastPath, one_bucket
 from egressproxy.ai.limits.token_use import TokenUse
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase, Rejected
+from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, OfMessages, Phase, Rejected
 from egressproxy.filters.limits.memory_store import MemoryStore
 from egressproxy.filters.limits.qos_config import QoSControllerConfig
 from egressproxy.filters.limits.quota import LEAST, Held, SettledQuota
@@ -48,6 +49,7 @@ class TokenQuota(SettledQuota[TokenUse]):
         super().__init__(context)
         config: QoSControllerConfig = context.config
         self._config = config
+        self.of_messages = OfMessages.ASKS
         self.max_buffer_bytes = config.max_body_bytes
         self._needs_model = bool(config.prices) or any(NEEDS_BODY in entry.per for entry in config.entries)
         self._dearest = dearest(config.prices) if config.prices else None
@@ -65,11 +67,13 @@ class TokenQuota(SettledQuota[TokenUse]):
         self.runs_in = (self.runs_in or frozenset()) | body_phases
 
     def request_headers(self, exchange: Exchange) -> HeaderResult:
-        """Take the amounts of a request without a readable body; others wait for `request_body`. Raises Rejected (403,
-        426) for an upgrade, in which a realtime API's usage cannot be counted.
+        """Take the amounts of a request without a readable body; others wait for `request_body`. Of an upgrade each
+        response counts, too. Raises Rejected (403, 426) where its messages do not come here.
         """
         request = exchange.request
         if request.upgrade:
+            if asks_for_messages(exchange):  # it counts as a request, and its responses are in progress, each by itself
+                return self._take(exchange, "", enters=False)
             self._refuse_upgrade(exchange)
         elif request.body and operation(exchange) is not None and not exchange.is_tunnel:
             return None
@@ -78,6 +82,8 @@ class TokenQuota(SettledQuota[TokenUse]):
     def backend_request(self, exchange: Exchange) -> HeaderResult:
         if not exchange.request.body:
             if exchange.request.upgrade:
+                if asks_for_messages(exchange):
+                    return self._take(exchange, "", enters=False)
                 self._refuse_upgrade(exchange)
             return self._take(exchange, "")
         use = TokenUse()

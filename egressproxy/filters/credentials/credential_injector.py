@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.filters.base import FilterContext, Phase, UnusableReference
+from egressproxy.filters.base import FilterContext, OfMessages, Phase, UnusableReference
 from egressproxy.filters.content_coding import CODINGS
 from egressproxy.filters.credentials.backend_credential import (
     CREDENTIAL_PARAMETERS,
@@ -31,6 +31,7 @@ from egressproxy.filters.credentials.backend_credential import (
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.refresher import Fetched
 from egressproxy.filters.masking import MIN_SECRET, Mask
+from egressproxy.filters.messages import are_read
 from egressproxy.filters.settings import SecretRef
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields, every_spelling
@@ -53,6 +54,7 @@ class CredentialInjector(BackendCredential):
     """Building it raises UnusableReference for a value that a field cannot have. Without a value, requests fail."""
 
     keeps_length = True
+    of_messages = OfMessages.READS
     _shown = b""  # in responses instead of the value; b"": as many asterisks
 
     def __init__(self, context: FilterContext) -> None:
@@ -144,7 +146,8 @@ class CredentialInjector(BackendCredential):
         if mask is None:
             return
         response = exchange.response
-        if response.status == 101 or (response.body != 0 and _is_coded(response.fields)):
+        is_unseen = response.status == 101 and not are_read(exchange)
+        if is_unseen or (response.body != 0 and _is_coded(response.fields)):
             raise UpstreamFault(
                 Reason.BAD_RESPONSE,
                 f"backend {exchange.backend} sent a body in which filter {self._name} cannot mask its credential",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, LimitState, Phase
+from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, LimitState, OfMessages, Phase
 from egressproxy.filters.limits.windows import TokenBucket, span_text
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
@@ -35,6 +35,8 @@ class RequestRateLimitConfig(FilterConfig):
 
 class RequestRateLimit(Filter):
     """A token bucket as one number: when it is full again (monotonic seconds). What is refused takes no token."""
+
+    of_messages = OfMessages.READS
 
     def __init__(self, context: FilterContext, clock: Callable[[], float] = time.monotonic) -> None:
         config: RequestRateLimitConfig = context.config
@@ -187,6 +189,8 @@ class BodyLimitConfig(FilterConfig):
 
 class BodyLimit(Filter):
     """Refuses a longer Content-Length at once; a chunked body is counted where it is relayed (`x.max_body_bytes`)."""
+
+    of_messages = OfMessages.READS
 
     def __init__(self, context: FilterContext) -> None:
         config: BodyLimitConfig = context.config

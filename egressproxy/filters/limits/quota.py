@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Final, Generic, TypeVar
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters.base import RESPONSE_PHASE, Filter, FilterContext, HeaderResult, LimitState, Phase
+from egressproxy.filters.base import RESPONSE_PHASE, Filter, FilterContext, HeaderResult, LimitState, OfMessages, Phase
 from egressproxy.filters.limits.limit_fast_path import RequestLimitFastPath
 from egressproxy.filters.limits.memory_store import MemoryStore, QuotaStore
 from egressproxy.filters.limits.qos_config import MAX_KEYS, LimitEntry, QoSControllerConfig
@@ -91,6 +91,8 @@ class Quota(Filter, Generic[Use]):
             short = RequestLimitFastPath.of(self.rules, entries[0].per, self.request_headers)
             if short is not None:
                 self.request_headers = self.backend_request = short.take  # type: ignore[method-assign]
+        if not (self.settles or self.concurrency):  # else it counts the connection as a whole
+            self.of_messages = OfMessages.READS
         self.runs_in = frozenset((context.phase,))
         if self._headers == "Always":
             self.runs_in |= {RESPONSE_PHASE[context.phase]}
@@ -130,7 +132,9 @@ class Quota(Filter, Generic[Use]):
             states.append(LimitState(each.name, each.allows, each.limit, each.limit - each.in_progress(exchange, "")))
         return states
 
-    def _take(self, exchange: Exchange, model: str, use: Use | None = None) -> Awaitable[None] | None:
+    def _take(
+        self, exchange: Exchange, model: str, use: Use | None = None, *, enters: bool = True
+    ) -> Awaitable[None] | None:
         held = exchange.state.get(self._held)
         if held is None:
             held = Held(use)
@@ -138,7 +142,7 @@ class Quota(Filter, Generic[Use]):
             self._release(held)
             self._leave(held)
             held.use = use
-        if self.concurrency:
+        if self.concurrency and enters:
             self._enter(exchange, held, model)
         now = monotonic()
         held.takes = takes = []

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, Phase
-from egressproxy.filters.chain import Chain, compile_chain
+from egressproxy.filters.chain import NO_FILTERS, Chain, compile_chain
 from egressproxy.filters.configured_filter import BackendWatches, ConfiguredFilter
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.cluster import Cluster
@@ -23,8 +23,6 @@ from egressproxy.model.exchange import StateSlot
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.telemetry.counters import CallCounts
 from egressproxy.telemetry.event_aggregator import EventAggregator
-
-NO_FILTERS = Chain()
 
 
 class ReusableComponents:

@@ -16,6 +16,7 @@ from typing import Final
 from egressproxy.errors import Denied, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import run, run_to_end
 from egressproxy.filters.filter_step import FilterSteps
+from egressproxy.filters.messages import MESSAGES
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_hosts import DialTarget
@@ -47,6 +48,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 from egressproxy.model.per_client_quota import client_of
+from egressproxy.model.websocket_extensions import UnknownExtension, agrees_on_deflate
 from egressproxy.net.driver import PAUSE
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.tls.client_hello import ACCESS_DENIED, may_start_tls
@@ -210,6 +212,12 @@ async def switch_protocols(accounting: Accounting, exchange: Exchange, client: C
     assert pipeline.upstream is not None
     if pipeline.upstream.is_leaving():  # a filter has waited meanwhile
         raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
+    messages = exchange.state.get(MESSAGES)
+    are_read, deflates = messages is not None and messages.api is not None, False
+    if are_read:
+        from egressproxy.gateway.exchange.message_relay import relay_messages  # few WebSockets have filters
+
+        deflates = _agrees_on_deflate(exchange)
     if not is_tunnel(client):
         listener = client.listener
         if listener.is_stream and exchange.authority is not None:
@@ -225,6 +233,11 @@ async def switch_protocols(accounting: Accounting, exchange: Exchange, client: C
     assert upstream.transport is not None
     parked.transport = upstream.transport
     try:
+        if messages is not None and are_read:
+            await relay_messages(
+                accounting, exchange, client, parked, client.detach(), upstream_rest, messages, deflates=deflates
+            )
+            return
         relaying = relay(
             accounting, exchange, client, parked, client.detach(), upstream_rest, None, pipeline.route.tunnel_idle_s
         )
@@ -232,3 +245,13 @@ async def switch_protocols(accounting: Accounting, exchange: Exchange, client: C
         await relaying
     finally:
         upstream.gone()
+
+
+def _agrees_on_deflate(exchange: Exchange) -> bool:
+    """Whether the sides of this WebSocket compress messages. Raises UpstreamFault (502) for another extension, whose
+    frames the gateway could not read.
+    """
+    try:
+        return agrees_on_deflate(exchange.request.fields, exchange.response.fields)
+    except UnknownExtension as error:
+        raise UpstreamFault(Reason.BAD_RESPONSE, str(error)) from None

@@ -140,7 +140,7 @@ def answer_for(error: GatewayError, request_id: str, form: ErrorForm | None = No
             kind = "http_request_denied" if denied else "proxy_internal_error"
     quoted = json.dumps(safe_phrase(message, longest).decode())
     proxy_status = f"egressproxy; error={kind}; details={quoted}".encode()
-    about = _about(error, request_id)
+    about = about_error(error, request_id)
     body = form.error(error, about, denied=denied) if form is not None else None
     if body is None:
         body = json.dumps({"error": about}).encode() + b"\n"
@@ -175,11 +175,12 @@ def error_event(
     # A filter of Amazon's events sends them whole; their last byte does not show it.
     if tail is None or (kind == EVENT_STREAM and tail and not tail.endswith(_EVENT_ENDS)):
         return b""
-    event = form.error_in_stream(kind, error, _about(error, exchange.request_id), denied=is_denial(error))
+    event = form.error_in_stream(kind, error, about_error(error, exchange.request_id), denied=is_denial(error))
     return chain.ended(event) if event else b""
 
 
-def _about(error: GatewayError, request_id: str) -> dict[str, object]:
+def about_error(error: GatewayError, request_id: str) -> dict[str, object]:
+    """What a client is told of an error, in whatever form."""
     about: dict[str, object] = {"status": error.status, "reason": error.reason.value, "message": error.message}
     if error.rule != "-":
         about["rule"] = error.rule

@@ -55,6 +55,7 @@ from egressproxy.errors import ClientGone, Denied, GatewayError
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain
 from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
+from egressproxy.filters.messages import MESSAGES, Messages
 from egressproxy.gateway.backends.mirror_request import MirrorRequests
 from egressproxy.gateway.backends.replayable_body import UNFILTERED, ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -243,6 +244,8 @@ class Pipeline(HeldConnection):
                 return
             if route.reads_early:
                 yield OFFER_BODY
+            if head.upgrade and route.reads_messages and not self.retries_elsewhere:
+                exchange.keep(MESSAGES, Messages(head.copy()))
             self.steps = steps
             yield FILTER
             answer = self.answer
