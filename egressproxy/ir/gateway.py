@@ -9,6 +9,7 @@ from enum import Enum
 from egressproxy.ir.identity import CertificateClientIR, IdentityIR
 from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MirrorIR, StreamRouteIR, WeightedBackend
+from egressproxy.ir.telemetry import TracingIR
 from egressproxy.model.secret import SecretBytes
 
 
@@ -136,6 +137,7 @@ class ListenerIR:
     extensions: tuple[ExtensionIR, ...] = ()
     default_backend: WeightedBackend | None = None
     key_urls: tuple[KeyUrlIR, ...] = ()
+    tracing: TracingIR | None = None
     subjects: tuple[tuple[str, tuple[SubjectIR, ...]], ...] = ()
     variants: tuple[VariantIR, ...] = ()
 

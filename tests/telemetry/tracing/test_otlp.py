@@ -1,0 +1,157 @@
+"""The bytes of OTLP, read by `opentelemetry-proto`."""
+
+import pytest
+
+from egressproxy.telemetry.tracing.otlp import Encoder, rejected_spans
+from egressproxy.telemetry.tracing.protobuf import attribute, fields_of, number, sized, varint
+from egressproxy.telemetry.tracing.span import Attempt, ExchangeFacts, ExchangeSpans, SpanSettings
+from tests.support.collector import read_request, trace_service
+
+TRACE, SPAN, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "b7ad6b7169203331"
+FACTS = ExchangeFacts(
+    b"GET", b"http", "api.example.com", 443, False, "ns/gw", "forward", "ns/route", "ns/backend", "agents", "bot", 200,
+    "-", -1,
+)  # fmt: skip
+
+
+def exchange(facts=FACTS, settings=SpanSettings(), **more):
+    made = ExchangeSpans(settings, TRACE, SPAN)
+    made.facts = facts
+    made.started_wall, made.started_at, made.ended_at = 1_800_000_000.25, 100.0, 100.5
+    made.client, made.path = "[2001:db8::1]:4711", b"/v1/models"
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def spans_of(*batch):
+    data, count = Encoder({"service.name": "egress"}, "1.2").request(batch)
+    read = read_request(data)
+    assert len(read.spans) == count == sum(each.count for each in batch)
+    return read
+
+
+def test_a_span_of_an_exchange_has_the_stable_attributes_of_http():
+    read = spans_of(exchange(parent_id=PARENT, bytes_in=300, bytes_out=2000, user_agent="curl/8", request_id="r-1"))
+    assert read.resource == {"service.name": "egress"}
+    assert read.scope == ("egressproxy", "1.2")
+    (span,) = read.spans
+    assert (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()) == (TRACE, SPAN, PARENT)
+    assert (span.name, span.kind) == ("GET", span.SPAN_KIND_SERVER)
+    assert span.start_time_unix_nano == 1_800_000_000_250_000_000
+    assert span.end_time_unix_nano == 1_800_000_000_750_000_000
+    assert span.flags == 0x301
+    assert not span.HasField("status")
+    assert read.attributes(span) == {
+        "http.request.method": "GET", "url.scheme": "http", "url.path": "/v1/models", "server.address": "api.example.com",
+        "server.port": 443, "http.response.status_code": 200, "client.address": "2001:db8::1", "client.port": 4711,
+        "http.request.size": 300, "http.response.size": 2000, "user_agent.original": "curl/8",
+        "http.request.header.x-request-id": ["r-1"], "egressproxy.gateway": "ns/gw", "egressproxy.listener": "forward",
+        "egressproxy.route": "ns/route", "egressproxy.backend": "ns/backend", "egressproxy.client.namespace": "agents",
+        "egressproxy.client.service_account": "bot",
+    }  # fmt: skip
+
+
+def test_attempts_are_spans_of_a_client_below_the_exchange():
+    first, last = Attempt("a" * 16, 100.1), Attempt("b" * 16, 100.3)
+    first.ended, first.reason, first.host, first.path = 100.2, "connect_refused", b"api.example.com", b"/a?key=secret"
+    last.status, last.host, last.path, last.is_secure = 503, b"[2001:db8::2]:8443", b"/a", True
+    last.upstream, last.backend = "[2001:db8::2]:8443", "ns/other"
+    read = spans_of(exchange(attempts=[first, last]))
+    whole, one, two = read.spans
+    assert [each.parent_span_id.hex() for each in (whole, one, two)] == ["", SPAN, SPAN]
+    assert {each.kind for each in (one, two)} == {one.SPAN_KIND_CLIENT}
+    assert read.attributes(one) == {
+        "http.request.method": "GET", "server.address": "api.example.com", "server.port": 80,
+        "error.type": "connect_refused", "url.full": "http://api.example.com/a",
+    }  # fmt: skip
+    assert read.attributes(two) == {
+        "http.request.method": "GET", "server.address": "2001:db8::2", "server.port": 8443,
+        "network.peer.address": "2001:db8::2", "network.peer.port": 8443, "error.type": "503",
+        "http.response.status_code": 503, "http.request.resend_count": 1, "egressproxy.backend": "ns/other",
+        "url.full": "https://[2001:db8::2]:8443/a",
+    }  # fmt: skip
+    assert one.status.code == two.status.code == one.status.STATUS_CODE_ERROR
+    start = whole.start_time_unix_nano
+    assert [round((each.end_time_unix_nano - start) / 1e6) for each in (one, two)] == [200, 500]
+    assert (one.flags, two.flags) == (0x101, 0x101)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "error", "is_error"),
+    [
+        ({"method": b"BREW"}, "HTTP", None, False),
+        ({"method": b"CONNECT", "is_tunnel": True}, "CONNECT", None, False),
+        ({"method": b"-", "is_tunnel": True}, "tunnel", None, False),
+        ({"status": 403, "reason": "destination_denied"}, "GET", "destination_denied", False),
+        ({"status": 404}, "GET", None, False),
+        ({"status": 502}, "GET", "502", True),
+        ({"status": 0, "reason": "upstream_reset"}, "GET", "upstream_reset", True),
+    ],
+)
+def test_name_and_status_follow_the_conventions_for_servers(change, name, error, is_error):
+    read = spans_of(exchange(FACTS._replace(**change)))
+    (span,) = read.spans
+    assert span.name == name
+    assert read.attributes(span).get("error.type") == error
+    assert (span.status.code == span.status.STATUS_CODE_ERROR) is is_error
+
+
+def test_a_method_of_a_client_is_no_name_but_an_attribute():
+    read = spans_of(exchange(FACTS._replace(method=b"BREW")))
+    found = read.attributes(read.spans[0])
+    assert (found["http.request.method"], found["http.request.method_original"]) == ("_OTHER", "BREW")
+
+
+def test_what_a_policy_adds_stands_in_every_span():
+    settings = SpanSettings("egress call", (("env", "prod"),), (("verb", "http.request.method"), ("x", "not.known")))
+    read = spans_of(exchange(settings=settings, headers=[("user", "ünï")], attempts=[Attempt("a" * 16, 100.0)]))
+    assert [each.name for each in read.spans] == ["egress call", "GET"]
+    for span in read.spans:
+        assert read.attributes(span).items() >= {"env": "prod", "verb": "GET", "user": "ünï"}.items()
+
+
+def test_what_filters_say_of_models_becomes_attributes():
+    details = {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": 7, "gen_ai.response.time_to_first_chunk": 0.25, "cache": "hit"}
+    read = spans_of(exchange(details=details))
+    found = {name: value for name, value in read.attributes(read.spans[0]).items() if name in details}
+    assert found == {name: value for name, value in details.items() if name != "cache"}
+
+
+def test_the_shared_part_of_spans_is_encoded_once():
+    encoder = Encoder({}, "1")
+    batch = [exchange(path=b"/%d" % each) for each in range(3)]
+    read = read_request(encoder.request(batch)[0])
+    assert [read.attributes(each)["url.path"] for each in read.spans] == ["/0", "/1", "/2"]
+    assert len(encoder._exchanges) == 1
+
+
+def test_long_text_is_cut():
+    read = spans_of(exchange(path=b"/" + b"x" * 100_000))
+    assert len(read.attributes(read.spans[0])["url.path"]) == 8192
+
+
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**32, 2**64 - 1])
+def test_numbers_are_written_as_they_are_read(value):
+    assert list(fields_of(number(3, value) + sized(2, b"x" * 200) + varint(6 << 3 | 1) + bytes(8))) == [
+        (3, value), (2, b"x" * 200), (6, bytes(8)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["text", "", -5, 2**40, 1.5, True, ("a", "b")])
+def test_each_kind_of_attribute_is_read_back(value):
+    service = trace_service()
+    span = service.Span.FromString(attribute(9, "name", value))
+    assert service.value_of(span.attributes[0].value) == (list(value) if isinstance(value, tuple) else value)
+
+
+def test_what_a_collector_refuses_is_read():
+    answer = trace_service().Response()
+    assert rejected_spans(answer.SerializeToString()) == (0, "")
+    answer.partial_success.rejected_spans = 300
+    answer.partial_success.error_message = "too old"
+    assert rejected_spans(answer.SerializeToString()) == (300, "too old")
+    for broken in (b"\x0a", b"\x0a\x05\x08", b"\xff" * 20, b"\x0b"):
+        assert rejected_spans(broken) == (0, "")
+
+
