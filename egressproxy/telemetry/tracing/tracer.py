@@ -157,10 +157,12 @@ class Recording(ExchangeSpans, ExchangeTrace):
             self.waits.append(Wait(name, self._tracer.new_span_id(), began, ended))
 
     def begin_attempt(self, exchange: Exchange) -> Attempt:
-        """A span for an attempt, which is the parent of all behind. Ends the one before, unless others run beside."""
+        """A span for an attempt, which is the parent of all behind. An answer that came before was not good enough."""
         attempt = Attempt(self._tracer.new_span_id(), monotonic())
         if self.attempts is None:
             self.attempts = []
+        elif self.attempts[-1].status and not self.attempts[-1].ended:
+            self.attempts[-1].ended = attempt.began
         if len(self.attempts) < MAX_CHILDREN:
             self.attempts.append(attempt)
         line = self._line

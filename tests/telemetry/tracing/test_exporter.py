@@ -9,6 +9,7 @@ from egressproxy.telemetry.tracing import exporter as exporting
 from egressproxy.telemetry.tracing.exporter import NotTaken, SpanExporter
 from egressproxy.telemetry.tracing.otlp import Encoder
 from tests.support.collector import read_request
+from tests.support.waiting import WAIT_S
 from tests.telemetry.tracing.test_otlp import exchange
 
 
@@ -34,6 +35,12 @@ class Collector:
     @property
     def paths(self):
         return [[span.attributes for span in read_request(each).spans] for each in self.batches]
+
+
+async def until(condition):
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 def exporter_to(collector, counts):
@@ -93,8 +100,7 @@ async def test_what_a_collector_cannot_take_now_is_sent_again(at_once, caplog):
     collector, counts = Collector(NotTaken("503", 0.0), NotTaken("429", 0.0), None), SpanCounts()
     exporter = exporter_to(collector, counts)
     exporter.put(exchange())
-    while counts.exported == 0:
-        await asyncio.sleep(0)
+    await until(lambda: counts.exported)
     assert len(collector.batches) == 3
     assert len(set(collector.batches)) == 1
     assert (counts.exported, dict(counts.dropped), counts.last_error) == (1, {}, "")
@@ -105,8 +111,7 @@ async def test_what_a_collector_never_takes_is_dropped(at_once):
     collector, counts = Collector(NotTaken("400")), SpanCounts()
     exporter = exporter_to(collector, counts)
     exporter.put(exchange())
-    while not counts.dropped:
-        await asyncio.sleep(0)
+    await until(lambda: counts.dropped)
     assert (counts.dropped, counts.last_error) == ({"refused": 1}, "400")
     assert len(collector.batches) == 1
 
@@ -116,8 +121,7 @@ async def test_a_collector_that_is_away_too_long_loses_spans(at_once, monkeypatc
     collector, counts = Collector(NotTaken("away", 1.0)), SpanCounts()
     exporter = exporter_to(collector, counts)
     exporter.put(exchange())
-    while not counts.dropped:
-        await asyncio.sleep(0)
+    await until(lambda: counts.dropped)
     assert counts.dropped == {"unreachable": 1}
 
 

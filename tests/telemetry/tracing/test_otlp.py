@@ -5,16 +5,17 @@ import pytest
 from egressproxy.telemetry.tracing.otlp import Encoder, rejected_spans
 from egressproxy.telemetry.tracing.protobuf import attribute, fields_of, number, sized, varint
 from egressproxy.telemetry.tracing.span import Attempt, ExchangeFacts, ExchangeSpans, SpanSettings
-from tests.support.collector import read_request, trace_service
+from tests.support.collector import CLIENT, ERROR, SERVER, otlp, read_request, value_of
 
 TRACE, SPAN, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "b7ad6b7169203331"
 FACTS = ExchangeFacts(
     b"GET", b"http", "api.example.com", 443, False, "ns/gw", "forward", "ns/route", "ns/backend", "agents", "bot", 200,
     "-", -1,
 )  # fmt: skip
+NO_SETTINGS = SpanSettings()
 
 
-def exchange(facts=FACTS, settings=SpanSettings(), **more):
+def exchange(facts=FACTS, settings=NO_SETTINGS, **more):
     made = ExchangeSpans(settings, TRACE, SPAN)
     made.facts = facts
     made.started_wall, made.started_at, made.ended_at = 1_800_000_000.25, 100.0, 100.5
@@ -37,13 +38,14 @@ def test_a_span_of_an_exchange_has_the_stable_attributes_of_http():
     assert read.scope == ("egressproxy", "1.2")
     (span,) = read.spans
     assert (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()) == (TRACE, SPAN, PARENT)
-    assert (span.name, span.kind) == ("GET", span.SPAN_KIND_SERVER)
+    assert (span.name, span.kind) == ("GET", SERVER)
     assert span.start_time_unix_nano == 1_800_000_000_250_000_000
     assert span.end_time_unix_nano == 1_800_000_000_750_000_000
     assert span.flags == 0x301
     assert not span.HasField("status")
     assert read.attributes(span) == {
-        "http.request.method": "GET", "url.scheme": "http", "url.path": "/v1/models", "server.address": "api.example.com",
+        "http.request.method": "GET", "url.scheme": "http", "url.path": "/v1/models",
+        "server.address": "api.example.com",
         "server.port": 443, "http.response.status_code": 200, "client.address": "2001:db8::1", "client.port": 4711,
         "http.request.size": 300, "http.response.size": 2000, "user_agent.original": "curl/8",
         "http.request.header.x-request-id": ["r-1"], "egressproxy.gateway": "ns/gw", "egressproxy.listener": "forward",
@@ -60,7 +62,7 @@ def test_attempts_are_spans_of_a_client_below_the_exchange():
     read = spans_of(exchange(attempts=[first, last]))
     whole, one, two = read.spans
     assert [each.parent_span_id.hex() for each in (whole, one, two)] == ["", SPAN, SPAN]
-    assert {each.kind for each in (one, two)} == {one.SPAN_KIND_CLIENT}
+    assert {each.kind for each in (one, two)} == {CLIENT}
     assert read.attributes(one) == {
         "http.request.method": "GET", "server.address": "api.example.com", "server.port": 80,
         "error.type": "connect_refused", "url.full": "http://api.example.com/a",
@@ -71,7 +73,7 @@ def test_attempts_are_spans_of_a_client_below_the_exchange():
         "http.response.status_code": 503, "http.request.resend_count": 1, "egressproxy.backend": "ns/other",
         "url.full": "https://[2001:db8::2]:8443/a",
     }  # fmt: skip
-    assert one.status.code == two.status.code == one.status.STATUS_CODE_ERROR
+    assert one.status.code == two.status.code == ERROR
     start = whole.start_time_unix_nano
     assert [round((each.end_time_unix_nano - start) / 1e6) for each in (one, two)] == [200, 500]
     assert (one.flags, two.flags) == (0x101, 0x101)
@@ -94,7 +96,7 @@ def test_name_and_status_follow_the_conventions_for_servers(change, name, error,
     (span,) = read.spans
     assert span.name == name
     assert read.attributes(span).get("error.type") == error
-    assert (span.status.code == span.status.STATUS_CODE_ERROR) is is_error
+    assert (span.status.code == ERROR) is is_error
 
 
 def test_a_method_of_a_client_is_no_name_but_an_attribute():
@@ -112,7 +114,12 @@ def test_what_a_policy_adds_stands_in_every_span():
 
 
 def test_what_filters_say_of_models_becomes_attributes():
-    details = {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": 7, "gen_ai.response.time_to_first_chunk": 0.25, "cache": "hit"}
+    details = {
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.response.time_to_first_chunk": 0.25,
+        "cache": "hit",
+    }
     read = spans_of(exchange(details=details))
     found = {name: value for name, value in read.attributes(read.spans[0]).items() if name in details}
     assert found == {name: value for name, value in details.items() if name != "cache"}
@@ -140,18 +147,15 @@ def test_numbers_are_written_as_they_are_read(value):
 
 @pytest.mark.parametrize("value", ["text", "", -5, 2**40, 1.5, True, ("a", "b")])
 def test_each_kind_of_attribute_is_read_back(value):
-    service = trace_service()
-    span = service.Span.FromString(attribute(9, "name", value))
-    assert service.value_of(span.attributes[0].value) == (list(value) if isinstance(value, tuple) else value)
+    span = otlp().Span.FromString(attribute(9, "name", value))
+    assert value_of(span.attributes[0].value) == (list(value) if isinstance(value, tuple) else value)
 
 
 def test_what_a_collector_refuses_is_read():
-    answer = trace_service().Response()
+    answer = otlp().Response()
     assert rejected_spans(answer.SerializeToString()) == (0, "")
     answer.partial_success.rejected_spans = 300
     answer.partial_success.error_message = "too old"
     assert rejected_spans(answer.SerializeToString()) == (300, "too old")
     for broken in (b"\x0a", b"\x0a\x05\x08", b"\xff" * 20, b"\x0b"):
         assert rejected_spans(broken) == (0, "")
-
-

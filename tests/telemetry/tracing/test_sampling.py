@@ -5,7 +5,11 @@ import pytest
 from egressproxy.telemetry.tracing.context import RandomIds, TraceContext
 from egressproxy.telemetry.tracing.sampling import Ratio, Sampler
 
-IDS = [RandomIds().trace_id() for _ in range(200)] + ["1" * 16 + "0" * 16, "1" * 16 + "f" * 16, "0" * 15 + "1" + "8" + "0" * 15]
+IDS = [RandomIds().trace_id() for _ in range(200)] + [
+    "1" * 16 + "0" * 16,
+    "1" * 16 + "f" * 16,
+    "0" * 15 + "1" + "8" + "0" * 15,
+]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 1 / 3, 0.5, 0.999, 1.0])
