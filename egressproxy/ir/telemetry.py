@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.secret import SecretBytes
+
+SERVICE_NAME: Final = "egressproxy"
 
 
 class OtlpProtocol(str, Enum):
@@ -41,7 +44,7 @@ class CollectorIR:
     protocol: OtlpProtocol = OtlpProtocol.HTTP
     path: str = "/v1/traces"
     headers: tuple[tuple[str, SecretBytes], ...] = ()
-    service_name: str = "egressproxy"
+    service_name: str = SERVICE_NAME
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The interface between the path of a request and `telemetry/tracing`, which is imported only where a Gateway traces."""
+"""The interface between the path of a request and `telemetry/tracing`, which only a Gateway that traces imports."""
 
 from __future__ import annotations
 

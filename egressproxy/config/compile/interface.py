@@ -13,8 +13,11 @@ from egressproxy.errors import Denied
 from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import ExtensionIR, PolicyIR
+from egressproxy.ir.route import WeightedBackend
+from egressproxy.ir.telemetry import CollectorIR, OtlpProtocol
 from egressproxy.model.certificate import Validity
 from egressproxy.model.published_object import Key
+from egressproxy.model.secret import SecretBytes
 
 #: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
 CONTROLLER = "egressproxy.io/gateway-controller"
@@ -129,7 +132,7 @@ class Defaults:
     returns for a policy the function that says why it denies a backend for all clients; the default denies nothing.
     `system_roots` is the mark of the system's CA certificates. `unbound` are the addresses and ports that could not be
     bound, with reasons; a cluster's listeners there are not served. `gateway_namespaces` limits the namespaces whose
-    Gateways and ListenerSets are read from a cluster; empty: all.
+    Gateways and ListenerSets are read from a cluster; empty: all. `tracing`: for Gateways without a policy for it.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -140,6 +143,23 @@ class Defaults:
     system_roots: str = ""
     unbound: Mapping[tuple[str, int], str] = field(default_factory=dict)
     gateway_namespaces: tuple[str, ...] = ()
+    tracing: TracingDefaults | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TracingDefaults:
+    """The collector of the process, and the share of new traces (0.0 to 1.0), where no policy says another one."""
+
+    backend: WeightedBackend
+    protocol: OtlpProtocol
+    path: str
+    headers: tuple[tuple[str, SecretBytes], ...]
+    service_name: str
+    share: float
+
+    def collector(self, service_name: str) -> CollectorIR:
+        """The collector of spans of this service."""
+        return CollectorIR(self.backend, self.protocol, self.path, self.headers, service_name)
 
 
 @dataclass(frozen=True, slots=True)

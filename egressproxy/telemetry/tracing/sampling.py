@@ -37,7 +37,7 @@ class Sampler:
     of_parent: Ratio | None = None
 
     def decide(self, trace_id: str, parent: TraceContext | None) -> bool:
-        """Whether this trace is recorded. `parent`: the context that it continues."""
+        """Whether this trace is recorded. `parent`: the context of its client."""
         if parent is None or self.of_parent is None:
             return self.ratio.takes(trace_id)
         return parent.is_sampled and self.of_parent.takes(trace_id)

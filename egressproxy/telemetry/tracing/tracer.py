@@ -212,6 +212,7 @@ class TracedCaller:
 
     @property
     def driver(self) -> Driver:
+        """That of the caller."""
         driver: Driver = self._caller.driver
         return driver
 
