@@ -18,8 +18,8 @@ class ExchangeTrace(ABC):
 
     @property
     @abstractmethod
-    def log_fields(self) -> dict[str, str]:
-        """For the access log: `trace_id`, and the client's `x_request_id` if there is one."""
+    def log_text(self) -> str:
+        """Members of JSON for the access log: `trace_id`, and the client's `x_request_id` if there is one."""
 
     @abstractmethod
     def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:

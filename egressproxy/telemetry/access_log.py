@@ -298,7 +298,7 @@ class AccessLog:
             values["grpc_status"] = GRPC_NAMES[exchange.grpc_status]
         trace = exchange.state.get(TRACE)
         if trace is not None:
-            values |= trace.log_fields
+            values |= json.loads(f"{{{trace.log_text}}}")
         values |= _decision(exchange.series)
         if exchange.rule != "-":
             values["rule"] = exchange.rule
@@ -354,7 +354,7 @@ class AccessLog:
 def _traced(line: str, exchange: Exchange) -> str:
     """The line with the fields of its trace, if that is recorded."""
     trace = exchange.state.get(TRACE)
-    return line if trace is None else f"{line[:-2]},{_dumps(trace.log_fields)[1:]}"
+    return line if trace is None else f"{line[:-2]},{trace.log_text}}}\n"
 
 
 def _decision(series: Series | None) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""TelemetryPolicies: which XTelemetryPolicy holds for a Gateway, what it asks for, and its status. Source: GEP-4768, GEP-713.
+"""TelemetryPolicies: which XTelemetryPolicy holds for a Gateway, what it asks for, and its status.
 
 One policy holds for a Gateway: the oldest. A collector that cannot be reached closes nothing: spans are dropped, and
-counted.
+counted. Source: GEP-4768, GEP-713.
 """
 
 from __future__ import annotations

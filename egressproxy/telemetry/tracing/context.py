@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from egressproxy.telemetry.tracing.sampling import Ratio
+
 #: Version 00 is exactly this; a later one may go on behind a dash (section 3.2.4).
 _TRACEPARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[\x21-\x7e]*)?")
-_NO_TRACE: Final = "0" * 32
-_NO_SPAN: Final = "0" * 16
+_NO_TRACE: Final = b"0" * 32
+_NO_SPAN: Final = b"0" * 16
 #: A key and its value (section 3.3.2, and level 2 of the specification).
 _MEMBER: Final = re.compile(
     rb"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
@@ -25,17 +27,21 @@ MAX_MEMBERS: Final = 32
 #: Section 3.3.1.5: at least so many bytes are passed on. Members that are longer than _LONG_MEMBER go first.
 MAX_TRACESTATE: Final = 512
 _LONG_MEMBER: Final = 128
-#: Ids that one call of the kernel makes: a call for each trace would cost more than all else that is done for it.
-_IDS: Final = 256
 _SAMPLED: Final = 1
+_AHEAD: Final = 64
+#: Parts of such a line.
+OF_TRACE: Final = slice(18, 50)
+OF_SPAN: Final = slice(51, 67)
+IS_SAMPLED: Final = ord("1")  # the last byte
+_IDS: Final = re.compile(rb".{16}")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
     """A context that came in: ids in lower-case hexadecimal, and `tracestate` as it is passed on (b"": none)."""
 
-    trace_id: str
-    span_id: str
+    trace_id: bytes
+    span_id: bytes
     is_sampled: bool
     tracestate: bytes = b""
 
@@ -48,10 +54,9 @@ def read_context(traceparents: Sequence[bytes], tracestates: Sequence[bytes] = (
     version, trace_id, span_id, flags, more = found.groups()
     if version == b"ff" or (version == b"00" and more is not None):
         return None
-    trace, span = trace_id.decode(), span_id.decode()
-    if trace == _NO_TRACE or span == _NO_SPAN:
+    if trace_id == _NO_TRACE or span_id == _NO_SPAN:
         return None
-    return TraceContext(trace, span, bool(int(flags, 16) & _SAMPLED), read_tracestate(tracestates))
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), read_tracestate(tracestates))
 
 
 def read_tracestate(values: Sequence[bytes]) -> bytes:
@@ -71,29 +76,46 @@ def _length(members: Sequence[bytes]) -> int:
     return sum(map(len, members)) + len(members) - 1
 
 
-class RandomIds:
-    """Ids of traces and spans: random, and never all zero (section 3.2.2.3)."""
+class NewContexts:
+    """Contexts of new traces, and ids of spans. They are made _AHEAD at a time: a call of the kernel for each would cost
+    more than all else that is done for most requests.
 
-    __slots__ = ("_at", "_text")
+    The first half of a trace id is random once for this object, the second half for each trace (section 3.2.2.3 asks for
+    7 bytes), and is the id of its first span, too.
+    """
 
-    def __init__(self) -> None:
-        self._text = ""
-        self._at = 0
+    __slots__ = ("_form", "_lines", "_ratio", "_span_ids")
 
-    def trace_id(self) -> str:
-        """32 hexadecimal digits."""
-        return self._take(32)
+    def __init__(self, ratio: Ratio) -> None:
+        """`ratio`: the traces that are sampled."""
+        self._ratio = ratio
+        self._form = b"\r\ntraceparent: 00-%b%%b-%%b-0%%d" % _random_ids()[0]
+        self._lines: list[bytes] = []
+        self._span_ids: list[bytes] = []
 
-    def span_id(self) -> str:
+    def line(self) -> bytes:
+        """CRLF and a field `traceparent`; OF_TRACE and OF_SPAN are its ids, and IS_SAMPLED its last byte."""
+        if not self._lines:
+            self._lines = self._made()
+        return self._lines.pop()
+
+    def span_id(self) -> bytes:
         """16 hexadecimal digits."""
-        return self._take(16)
+        if not self._span_ids:
+            self._span_ids = _random_ids()
+        return self._span_ids.pop()
 
-    def _take(self, digits: int) -> str:
-        at = self._at
-        self._at = end = at + digits
-        taken = self._text[at:end]
-        if len(taken) < digits or not taken.strip("0"):
-            self._text = os.urandom(16 * _IDS).hex()
-            self._at = 0
-            return self._take(digits)
-        return taken
+    def _made(self) -> list[bytes]:
+        bound, form = self._ratio.bound, self._form
+        return [form % (own, own, own < bound) for own in _random_ids()]
+
+
+def traceparent(trace_id: bytes, span_id: bytes, *, is_sampled: bool) -> bytes:
+    """As `NewContexts.line`."""
+    return b"\r\ntraceparent: 00-%b-%b-0%d" % (trace_id, span_id, is_sampled)
+
+
+def _random_ids() -> list[bytes]:
+    """16 hexadecimal digits each, _AHEAD of them; none is all zero (section 3.2.2.3)."""
+    found: list[bytes] = _IDS.findall(os.urandom(8 * _AHEAD).hex().encode())
+    return found if _NO_SPAN not in found else _random_ids()

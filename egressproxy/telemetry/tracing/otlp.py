@@ -5,7 +5,9 @@ Source: opentelemetry-proto, trace/v1/trace.proto and collector/trace/v1/trace_s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from binascii import unhexlify
+from collections.abc import Hashable, Mapping, Sequence
+from struct import Struct
 from typing import Final
 
 from egressproxy.telemetry.tracing.attributes import (
@@ -15,106 +17,140 @@ from egressproxy.telemetry.tracing.attributes import (
     of_attempt,
     of_exchange,
     span_name,
+    split_host,
 )
-from egressproxy.telemetry.tracing.protobuf import attribute, fields_of, number, sized, varint
-from egressproxy.telemetry.tracing.span import Attempt, AttemptFacts, ExchangeSpans, SpanSettings, Wait
+from egressproxy.telemetry.tracing.protobuf import (
+    attribute,
+    fields_of,
+    key_of,
+    number,
+    sized,
+    text_attribute,
+)
+from egressproxy.telemetry.tracing.span import AttemptFacts, ExchangeFacts, ExchangeSpans, SpanSettings, Wait
 
-#: How many encoded beginnings of spans are kept: routes, backends and statuses that are in use at one time.
+#: How many encoded parts are kept, of each sort: the routes, statuses and clients of one time.
 MAX_KEPT: Final = 4096
 SCOPE: Final = "egressproxy"
 
 _INTERNAL, _SERVER, _CLIENT = 1, 2, 3
-#: Numbers of the fields of a Span that are no text.
-_KIND, _ATTRIBUTES, _STATUS = 6, 9, 15
-_START, _END = bytes((7 << 3 | 1,)), bytes((8 << 3 | 1,))
-_FLAGS: Final = varint(16 << 3 | 5)
+_KIND, _STATUS = 6, 15
 _ERROR: Final = sized(_STATUS, number(3, 2))
+#: trace_id, span_id, parent_span_id, start_time_unix_nano, end_time_unix_nano, flags: tags and values.
+_BELOW: Final = Struct("<2s16s2s8s2s8scQcQ2sI").pack
+_ROOT: Final = Struct("<2s16s2s8scQcQ2sI").pack
+_TRACE_ID, _SPAN_ID, _PARENT_ID = b"\x0a\x10", b"\x12\x08", b"\x22\x08"
+_START, _END, _FLAGS = b"\x39", b"\x41", b"\x85\x01"
 #: Span.flags: whether the parent is of another process is known, and so it is.
 _KNOWS_REMOTE, _IS_REMOTE = 0x100, 0x200
-#: Fields of the access log that have the names of attributes: tokens, models, times (TokenMeter), calls of MCP.
-_OF_DETAILS: Final = ("gen_ai.", "mcp.")
+#: Fields of the access log that have the names of attributes (TokenMeter).
+_OF_DETAILS: Final = "gen_ai."
+_PATH, _URL = key_of("url.path"), key_of("url.full")
 
 
 class Encoder:
     """Encodes for one resource, which has these attributes. For one thread at a time."""
 
-    __slots__ = ("_attempts", "_before", "_exchanges", "_scope")
+    __slots__ = ("_agents", "_attempts", "_before", "_clients", "_exchanges", "_scope")
 
     def __init__(self, resource: Mapping[str, str], version: str) -> None:
-        self._before = sized(1, b"".join(attribute(1, name, value) for name, value in resource.items()))
+        attributes = (key_of(name) + sized(2, sized(1, value.encode())) for name, value in resource.items())
+        self._before = sized(1, b"".join(sized(1, each) for each in attributes))
         self._scope = sized(1, sized(1, SCOPE.encode()) + sized(2, version.encode()))
-        self._exchanges: dict[tuple[object, ...], bytes] = {}
-        self._attempts: dict[tuple[object, ...], bytes] = {}
+        self._exchanges: dict[Hashable, bytes] = {}
+        self._attempts: dict[Hashable, bytes] = {}
+        self._clients: dict[Hashable, bytes] = {}
+        self._agents: dict[Hashable, bytes] = {}
 
     def request(self, batch: Sequence[ExchangeSpans]) -> tuple[bytes, int]:
         """An ExportTraceServiceRequest with the spans of these exchanges, and how many spans there are."""
-        spans = [sized(2, span) for exchange in batch for span in self._spans(exchange)]
-        return sized(1, self._before + sized(2, self._scope + b"".join(spans))), len(spans)
+        spans: list[bytes] = []
+        for exchange in batch:
+            self._add(exchange, spans)
+        written = b"".join([sized(2, span) for span in spans])
+        return sized(1, self._before + sized(2, self._scope + written)), len(spans)
 
-    def _spans(self, exchange: ExchangeSpans) -> Iterator[bytes]:
-        yield self._of_exchange(exchange)
-        attempts = exchange.attempts or ()
-        for resends, attempt in enumerate(attempts):
-            yield self._of_attempt(exchange, attempt, resends)
-        for wait in exchange.waits or ():
-            yield self._of_wait(exchange, wait)
-
-    def _of_exchange(self, exchange: ExchangeSpans) -> bytes:
-        facts, settings = exchange.facts, exchange.settings
-        assert facts is not None
-        key = (settings, facts)
-        shared = self._exchanges.get(key)
-        if shared is None:
-            attributes = of_exchange(facts)
-            shared = _beginning(settings.name or span_name(facts), _SERVER, attributes, settings)
-            shared = _keep(self._exchanges, key, shared + _ERROR if is_failed_exchange(facts) else shared)
-        client, _, port = exchange.client.rpartition(":")
-        made = [
-            _frame(exchange, exchange.span_id, exchange.parent_id, exchange.started_at, exchange.ended_at),
-            shared,
-            attribute(_ATTRIBUTES, "client.address", client.strip("[]")),
-            attribute(_ATTRIBUTES, "http.request.size", exchange.bytes_in),
-            attribute(_ATTRIBUTES, "http.response.size", exchange.bytes_out),
+    def _add(self, exchange: ExchangeSpans, spans: list[bytes]) -> None:
+        trace_id, span_id = unhexlify(exchange.trace_id), unhexlify(exchange.span_id)
+        wall = exchange.started_wall - exchange.started_at  # of a monotonic time
+        start, end = _nanoseconds(exchange.started_wall), _nanoseconds(wall + exchange.ended_at)
+        flags = exchange.is_sampled | _KNOWS_REMOTE
+        parts = [
+            self._exchanges.get((exchange.settings, exchange.facts)) or self._of_exchange(exchange),
+            self._clients.get(exchange.client) or self._of_client(exchange.client),
         ]
-        if port.isdigit():
-            made.append(attribute(_ATTRIBUTES, "client.port", int(port)))
-        if not facts.is_tunnel and exchange.path != b"-":
-            made.append(attribute(_ATTRIBUTES, "url.path", exchange.path.decode("latin-1")))
+        if exchange.parent_id:
+            parent_id = unhexlify(exchange.parent_id)
+            parts.append(
+                _BELOW(
+                    _TRACE_ID, trace_id, _SPAN_ID, span_id, _PARENT_ID, parent_id, _START, start, _END, end, _FLAGS,
+                    flags | _IS_REMOTE,
+                )
+            )  # fmt: skip
+            if exchange.tracestate:
+                parts.append(sized(3, exchange.tracestate))
+        else:
+            parts.append(_ROOT(_TRACE_ID, trace_id, _SPAN_ID, span_id, _START, start, _END, end, _FLAGS, flags))
+        if exchange.path != b"-":
+            parts.append(text_attribute(_PATH, exchange.path))
         if exchange.user_agent:
-            made.append(attribute(_ATTRIBUTES, "user_agent.original", exchange.user_agent))
+            parts.append(self._agents.get(exchange.user_agent) or self._of_agent(exchange.user_agent))
         if exchange.request_id:
-            made.append(attribute(_ATTRIBUTES, "http.request.header.x-request-id", (exchange.request_id,)))
+            given = exchange.request_id.decode("utf-8", "replace")
+            parts.append(attribute("http.request.header.x-request-id", (given,)))
         if exchange.details:
-            made += (
-                attribute(_ATTRIBUTES, name, value)
+            parts += (
+                attribute(name, value)
                 for name, value in exchange.details.items()
                 if name.startswith(_OF_DETAILS) and isinstance(value, str | int | float)
             )
+        named = b""
         if exchange.headers:
-            made += (attribute(_ATTRIBUTES, *each) for each in exchange.headers)
-        return b"".join(made)
+            named = b"".join(text_attribute(key_of(name), value) for name, value in exchange.headers)
+            parts.append(named)
+        spans.append(b"".join(parts))
+        attempts = exchange.attempts
+        if attempts is not None:
+            last = len(attempts) - 1
+            for resends, (own_id, began, ended, path, facts) in enumerate(attempts):
+                if not ended and resends < last:
+                    ended = attempts[resends + 1].began
+                key = (exchange.settings, facts, resends)
+                shared = self._attempts.get(key) or self._of_attempt(exchange.settings, (*facts, resends))
+                host = facts[2]
+                if host and path:
+                    target = path.partition(b"?")[0] if b"?" in path else path  # a query may hold a key
+                    shared += text_attribute(_URL, (b"https://" if facts[1] else b"http://") + host + target)
+                framed = _BELOW(
+                    _TRACE_ID, trace_id, _SPAN_ID, unhexlify(own_id), _PARENT_ID, span_id, _START,
+                    _nanoseconds(wall + began), _END, _nanoseconds(wall + ended) if ended else end, _FLAGS, flags,
+                )  # fmt: skip
+                spans.append(framed + shared + named)
+        for wait in exchange.waits or ():
+            framed = _BELOW(
+                _TRACE_ID, trace_id, _SPAN_ID, unhexlify(wait.span_id), _PARENT_ID, span_id, _START,
+                _nanoseconds(wall + wait.began), _END, _nanoseconds(wall + wait.ended), _FLAGS, flags,
+            )  # fmt: skip
+            spans.append(framed + _of_wait(wait, exchange.settings) + named)
 
-    def _of_attempt(self, exchange: ExchangeSpans, attempt: Attempt, resends: int) -> bytes:
-        assert exchange.facts is not None
-        facts = AttemptFacts(
-            exchange.facts.method, attempt.is_secure, attempt.host, attempt.backend, attempt.upstream, attempt.status,
-            attempt.reason, resends,
-        )  # fmt: skip
-        key = (exchange.settings, facts)
-        shared = self._attempts.get(key)
-        if shared is None:
-            shared = _beginning(span_name(facts), _CLIENT, of_attempt(facts), exchange.settings)
-            shared = _keep(self._attempts, key, shared + _ERROR if is_failed_attempt(facts) else shared)
-        ended = attempt.ended or exchange.ended_at
-        framed = _frame(exchange, attempt.span_id, exchange.span_id, attempt.began, ended)
-        scheme = "https" if attempt.is_secure else "http"
-        path = attempt.path.partition(b"?")[0].decode("latin-1")  # a query may hold a key
-        url = f"{scheme}://{attempt.host.decode('latin-1')}{path}" if attempt.host else ""
-        return framed + shared + (attribute(_ATTRIBUTES, "url.full", url) if url else b"") + _headers(exchange)
+    def _of_exchange(self, exchange: ExchangeSpans) -> bytes:
+        facts, settings = ExchangeFacts(*exchange.facts), exchange.settings
+        made = _shared(settings.name or span_name(facts), _SERVER, of_exchange(facts), settings)
+        return _keep(self._exchanges, (settings, exchange.facts), made + _ERROR if is_failed_exchange(facts) else made)
 
-    def _of_wait(self, exchange: ExchangeSpans, wait: Wait) -> bytes:
-        shared = _beginning(wait.name, _INTERNAL, {}, exchange.settings)
-        return _frame(exchange, wait.span_id, exchange.span_id, wait.began, wait.ended) + shared + _headers(exchange)
+    def _of_attempt(self, settings: SpanSettings, values: tuple[bytes, bool, bytes, str, str, int, str, int]) -> bytes:
+        facts = AttemptFacts(*values)
+        made = _shared(span_name(facts), _CLIENT, of_attempt(facts), settings)
+        key = (settings, values[:-1], facts.resends)
+        return _keep(self._attempts, key, made + _ERROR if is_failed_attempt(facts) else made)
+
+    def _of_client(self, client: str) -> bytes:
+        host, port = split_host(client, 0)
+        made = attribute("client.address", host)
+        return _keep(self._clients, client, made + attribute("client.port", port) if port else made)
+
+    def _of_agent(self, user_agent: bytes) -> bytes:
+        return _keep(self._agents, user_agent, text_attribute(key_of("user_agent.original"), user_agent))
 
 
 def rejected_spans(answer: bytes) -> tuple[int, str]:
@@ -133,42 +169,24 @@ def rejected_spans(answer: bytes) -> tuple[int, str]:
     return count, why[:200].decode("utf-8", "replace")
 
 
-def _beginning(name: str, kind: int, attributes: Attributes, settings: SpanSettings) -> bytes:
+def _shared(name: str, kind: int, attributes: Attributes, settings: SpanSettings) -> bytes:
     """Name, kind and shared attributes."""
-    written = [attribute(_ATTRIBUTES, *each) for each in (*attributes.items(), *settings.literals)]
+    written = [attribute(*each) for each in (*attributes.items(), *settings.literals)]
     copies = ((copy, attributes[key]) for copy, key in settings.copies if key in attributes)
-    written += (attribute(_ATTRIBUTES, *each) for each in copies)
+    written += (attribute(*each) for each in copies)
     return sized(5, name.encode()) + number(_KIND, kind) + b"".join(written)
 
 
-def _frame(exchange: ExchangeSpans, span_id: str, parent_id: str, began: float, ended: float) -> bytes:
-    """Ids, times and flags."""
-    start = exchange.started_wall + (began - exchange.started_at)
-    flags = _KNOWS_REMOTE | exchange.is_sampled
-    parent = b""
-    if parent_id:
-        parent = b"\x22\x08" + bytes.fromhex(parent_id)
-        if parent_id is exchange.parent_id:
-            flags |= _IS_REMOTE
-    state = sized(3, exchange.tracestate) if exchange.tracestate else b""
-    return b"".join((
-        b"\x0a\x10", bytes.fromhex(exchange.trace_id), b"\x12\x08", bytes.fromhex(span_id), state, parent,
-        _START, _nanoseconds(start),
-        _END, _nanoseconds(start + max(0.0, ended - began)),
-        _FLAGS, flags.to_bytes(4, "little"),
-    ))  # fmt: skip
+def _of_wait(wait: Wait, settings: SpanSettings) -> bytes:
+    return _shared(wait.name, _INTERNAL, {}, settings)
 
 
-def _nanoseconds(wall: float) -> bytes:
-    """A fixed64 of this time (seconds since 1970), to the microsecond: a float has no more of it."""
-    return (round(wall * 1_000_000) * 1000).to_bytes(8, "little")
+def _nanoseconds(wall: float) -> int:
+    """Of this time (seconds since 1970), to the microsecond: a float has no more of it."""
+    return round(wall * 1_000_000) * 1000
 
 
-def _headers(exchange: ExchangeSpans) -> bytes:
-    return b"".join(attribute(_ATTRIBUTES, *each) for each in exchange.headers) if exchange.headers else b""
-
-
-def _keep(kept: dict[tuple[object, ...], bytes], key: tuple[object, ...], made: bytes) -> bytes:
+def _keep(kept: dict[Hashable, bytes], key: Hashable, made: bytes) -> bytes:
     if len(kept) >= MAX_KEPT:
         kept.clear()
     kept[key] = made

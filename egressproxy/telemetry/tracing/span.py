@@ -1,4 +1,7 @@
-"""Span records: what a trace keeps of an exchange, as it was, until the exporter encodes it."""
+"""Span records: what a trace keeps of an exchange, as it was, until the exporter encodes it.
+
+Ids are 32 or 16 hexadecimal digits. Times are monotonic seconds, but for `started_wall`, in seconds since 1970.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from egressproxy.telemetry.tracing.context import OF_SPAN, OF_TRACE
+
 #: At most so many attempts and waits of an exchange are recorded, each.
 MAX_CHILDREN: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SpanSettings:
     """What a policy adds to each span. `name` is that of spans of exchanges, "" for the method.
 
@@ -42,7 +47,9 @@ class ExchangeFacts(NamedTuple):
 
 
 class AttemptFacts(NamedTuple):
-    """As ExchangeFacts, of an attempt. `upstream` is "address:port", `resends` the number of attempts before."""
+    """As ExchangeFacts, of an attempt. `upstream` is "address:port"; `status` is 0 without an answer, and `reason` says
+    why there is none. `resends` is the number of attempts before.
+    """
 
     method: bytes
     is_secure: bool
@@ -54,67 +61,70 @@ class AttemptFacts(NamedTuple):
     resends: int
 
 
+#: Of AttemptFacts all but the last: plain tuples, since one is made on the path of a request.
+OneAttempt = tuple[bytes, bool, bytes, str, str, int, str]
+
+
+class Attempt(NamedTuple):
+    """A request that was sent to a backend, or was to be. `ended` 0.0: with the next one, or with its exchange."""
+
+    span_id: bytes
+    began: float
+    ended: float
+    path: bytes
+    facts: OneAttempt
+
+
 class Wait(NamedTuple):
-    """A part of an exchange that took time. Times are monotonic seconds."""
+    """A part of an exchange that took time."""
 
     name: str
-    span_id: str
+    span_id: bytes
     began: float
     ended: float
 
 
-class Attempt:
-    """A request that was sent to a backend, or was to be. `ended` 0.0: with its exchange. Times are monotonic seconds.
-
-    `status` is that of the answer, 0 without one; `reason` is why there is none.
-    """
-
-    __slots__ = ("backend", "began", "ended", "host", "is_secure", "path", "reason", "span_id", "status", "upstream")
-
-    def __init__(self, span_id: str, began: float) -> None:
-        self.span_id = span_id
-        self.began = began
-        self.ended = 0.0
-        self.backend = "-"
-        self.host = b""
-        self.is_secure = False
-        self.path = b""
-        self.upstream = ""
-        self.status = 0
-        self.reason = ""
-
-
 class ExchangeSpans:
-    """The spans of one exchange. `started_wall` is in seconds since 1970, the other times are monotonic seconds.
+    """The spans of one exchange. `line` has the ids of its own span, as of `context.NewContexts.line`.
 
-    `headers` are attributes from header fields, `details` what filters tell the access log.
+    `headers` are attributes from header fields, `details` what filters tell the access log. `facts` is an
+    ExchangeFacts as a plain tuple.
     """
 
     __slots__ = (
-        "attempts", "bytes_in", "bytes_out", "client", "details", "ended_at", "facts", "headers", "is_sampled",
-        "parent_id", "path", "request_id", "settings", "span_id", "started_at", "started_wall", "trace_id",
-        "tracestate", "user_agent", "waits",
+        "attempts", "client", "details", "ended_at", "facts", "headers", "is_sampled", "line",
+        "parent_id", "path", "request_id", "settings", "started_at", "started_wall", "tracestate", "user_agent",
+        "waits",
     )  # fmt: skip
 
-    def __init__(self, settings: SpanSettings, trace_id: str, span_id: str) -> None:
+    # At the end:
+    client: str
+    details: Mapping[str, Any] | None
+    ended_at: float
+    facts: tuple[Any, ...]
+    path: bytes
+    started_at: float
+    started_wall: float
+
+    def __init__(self, settings: SpanSettings, line: bytes, is_sampled: bool) -> None:
         self.settings = settings
-        self.trace_id = trace_id
-        self.span_id = span_id
-        self.parent_id = ""
+        self.line = line
+        self.is_sampled = is_sampled
+        self.parent_id = b""
         self.tracestate = b""
-        self.is_sampled = True
-        self.request_id = ""
-        self.user_agent = ""
-        self.headers: list[tuple[str, str]] | None = None
+        self.request_id = b""
+        self.user_agent = b""
+        self.headers: list[tuple[str, bytes]] | None = None
         self.attempts: list[Attempt] | None = None
         self.waits: list[Wait] | None = None
-        # At the end:
-        self.facts: ExchangeFacts | None = None
-        self.started_wall = self.started_at = self.ended_at = 0.0
-        self.path = b""
-        self.client = ""
-        self.bytes_in = self.bytes_out = 0
-        self.details: Mapping[str, Any] | None = None
+
+    @property
+    def trace_id(self) -> bytes:
+        return self.line[OF_TRACE]
+
+    @property
+    def span_id(self) -> bytes:
+        return self.line[OF_SPAN]
 
     @property
     def count(self) -> int:

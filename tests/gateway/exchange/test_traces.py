@@ -147,6 +147,15 @@ def test_the_decision_of_a_client_counts_where_the_policy_says_so(converse):
     assert len(Seen(talk).spans) == 2
 
 
+def test_a_share_of_what_clients_have_sampled_may_be_recorded(converse):
+    """By the last 64 bits of the trace id, which are a3ce929d0e0e4736 here: 64 %."""
+    for share, count in ((0.6, 0), (0.7, 2)):
+        talk = converse(traced(forward(), share=0.0, parent_share=share))
+        sent(talk, PARENT)
+        done(talk)
+        assert len(Seen(talk).spans) == count
+
+
 def test_a_client_that_is_not_trusted_begins_nothing(converse):
     talk = converse(traced(forward(), continues=False))
     head = sent(talk, PARENT + "tracestate: a=1\r\nbaggage: secret=1\r\n")

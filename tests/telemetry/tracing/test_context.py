@@ -2,10 +2,21 @@
 
 import pytest
 
-from egressproxy.telemetry.tracing.context import MAX_TRACESTATE, RandomIds, TraceContext, read_context, read_tracestate
+from egressproxy.telemetry.tracing.context import (
+    IS_SAMPLED,
+    MAX_TRACESTATE,
+    OF_SPAN,
+    OF_TRACE,
+    NewContexts,
+    TraceContext,
+    read_context,
+    read_tracestate,
+    traceparent,
+)
+from egressproxy.telemetry.tracing.sampling import Ratio
 
-TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-GOOD = f"00-{TRACE}-{SPAN}-01".encode()
+TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
+GOOD = b"00-%b-%b-01" % (TRACE, SPAN)
 
 
 def test_a_traceparent_is_read():
@@ -20,7 +31,7 @@ def test_a_later_version_is_read_as_far_as_it_is_known():
 
 MALFORMED = [
     b"", GOOD.upper(), GOOD[:-1], GOOD + b"0", GOOD + b"-more", b"ff" + GOOD[2:], b" " + GOOD, b"cc" + GOOD[2:] + b".x",
-    GOOD.replace(TRACE.encode(), b"0" * 32), GOOD.replace(SPAN.encode(), b"0" * 16), GOOD.replace(b"-", b"_"),
+    GOOD.replace(TRACE, b"0" * 32), GOOD.replace(SPAN, b"0" * 16), GOOD.replace(b"-", b"_"),
     GOOD.replace(b"4b", b"4g"), GOOD[:-2] + b"0x", GOOD + b", " + GOOD,
 ]  # fmt: skip
 
@@ -46,8 +57,8 @@ def test_the_sdk_reads_the_same_contexts():
         ours = read_context([value])
         assert read.is_valid == (ours is not None), value
         if ours is not None:
-            assert trace.format_trace_id(read.trace_id) == ours.trace_id
-            assert trace.format_span_id(read.span_id) == ours.span_id
+            assert trace.format_trace_id(read.trace_id).encode() == ours.trace_id
+            assert trace.format_span_id(read.span_id).encode() == ours.span_id
             assert read.trace_flags.sampled == ours.is_sampled
 
 
@@ -71,16 +82,26 @@ def test_a_tracestate_is_bounded():
     assert MAX_TRACESTATE - 40 < len(kept) <= MAX_TRACESTATE
 
 
-def test_random_ids_are_never_all_zero(monkeypatch):
-    blocks = [bytes(24) + b"\x01" * 24, b"\x02" * 48]
+def test_ids_are_never_all_zero(monkeypatch):
+    blocks = [b"\x01" * 8, bytes(8) + b"\x02" * 8, b"\x03" * 8]
     monkeypatch.setattr("os.urandom", lambda _size: blocks.pop(0))
-    ids = RandomIds()
-    assert ids.span_id() == "02" * 8
-    assert ids.trace_id() == "02" * 16
+    line = NewContexts(Ratio(1.0)).line()
+    assert line == b"\r\ntraceparent: 00-" + b"01" * 8 + b"03" * 8 + b"-" + b"03" * 8 + b"-01"
 
 
-def test_random_ids_differ():
-    ids = RandomIds()
-    made = [ids.trace_id() for _ in range(1000)] + [ids.span_id() for _ in range(1000)]
-    assert len(set(made)) == 2000
-    assert {len(each) for each in made} == {16, 32}
+def test_new_contexts_differ():
+    new = NewContexts(Ratio(1.0))
+    lines = [new.line() for _ in range(1000)]
+    assert len({line[OF_TRACE] for line in lines}) == len({line[OF_SPAN] for line in lines}) == 1000
+    assert len({new.span_id() for _ in range(1000)}) == 1000
+    for line in lines:
+        assert line == traceparent(line[OF_TRACE], line[OF_SPAN], is_sampled=True)
+        assert read_context([line.removeprefix(b"\r\ntraceparent: ")])
+
+
+def test_a_new_context_is_sampled_by_its_trace_id():
+    ratio = Ratio(0.3)
+    new = NewContexts(ratio)
+    lines = [new.line() for _ in range(1000)]
+    assert all((line[-1] == IS_SAMPLED) == ratio.takes(line[OF_TRACE]) for line in lines)
+    assert 200 < sum(line[-1] == IS_SAMPLED for line in lines) < 400

@@ -2,6 +2,7 @@
 
 import pytest
 
+from egressproxy.telemetry.tracing.context import traceparent
 from egressproxy.telemetry.tracing.otlp import Encoder, rejected_spans
 from egressproxy.telemetry.tracing.protobuf import attribute, fields_of, number, sized, varint
 from egressproxy.telemetry.tracing.span import Attempt, ExchangeFacts, ExchangeSpans, SpanSettings
@@ -16,8 +17,9 @@ NO_SETTINGS = SpanSettings()
 
 
 def exchange(facts=FACTS, settings=NO_SETTINGS, **more):
-    made = ExchangeSpans(settings, TRACE, SPAN)
-    made.facts = facts
+    made = ExchangeSpans(settings, traceparent(TRACE.encode(), SPAN.encode(), is_sampled=True), True)
+    made.facts = tuple(facts)
+    made.details = None
     made.started_wall, made.started_at, made.ended_at = 1_800_000_000.25, 100.0, 100.5
     made.client, made.path = "[2001:db8::1]:4711", b"/v1/models"
     for name, value in more.items():
@@ -33,7 +35,7 @@ def spans_of(*batch):
 
 
 def test_a_span_of_an_exchange_has_the_stable_attributes_of_http():
-    read = spans_of(exchange(parent_id=PARENT, bytes_in=300, bytes_out=2000, user_agent="curl/8", request_id="r-1"))
+    read = spans_of(exchange(parent_id=PARENT.encode(), user_agent=b"curl/8", request_id=b"r-1"))
     assert read.resource == {"service.name": "egress"}
     assert read.scope == ("egressproxy", "1.2")
     (span,) = read.spans
@@ -47,7 +49,7 @@ def test_a_span_of_an_exchange_has_the_stable_attributes_of_http():
         "http.request.method": "GET", "url.scheme": "http", "url.path": "/v1/models",
         "server.address": "api.example.com",
         "server.port": 443, "http.response.status_code": 200, "client.address": "2001:db8::1", "client.port": 4711,
-        "http.request.size": 300, "http.response.size": 2000, "user_agent.original": "curl/8",
+        "user_agent.original": "curl/8",
         "http.request.header.x-request-id": ["r-1"], "egressproxy.gateway": "ns/gw", "egressproxy.listener": "forward",
         "egressproxy.route": "ns/route", "egressproxy.backend": "ns/backend", "egressproxy.client.namespace": "agents",
         "egressproxy.client.service_account": "bot",
@@ -55,10 +57,10 @@ def test_a_span_of_an_exchange_has_the_stable_attributes_of_http():
 
 
 def test_attempts_are_spans_of_a_client_below_the_exchange():
-    first, last = Attempt("a" * 16, 100.1), Attempt("b" * 16, 100.3)
-    first.ended, first.reason, first.host, first.path = 100.2, "connect_refused", b"api.example.com", b"/a?key=secret"
-    last.status, last.host, last.path, last.is_secure = 503, b"[2001:db8::2]:8443", b"/a", True
-    last.upstream, last.backend = "[2001:db8::2]:8443", "ns/other"
+    facts = (b"GET", False, b"api.example.com", "-", "", 0, "connect_refused")
+    first = Attempt(b"a" * 16, 100.1, 100.2, b"/a?key=secret", facts)
+    peer = b"[2001:db8::2]:8443"
+    last = Attempt(b"b" * 16, 100.3, 0.0, b"/a", (b"GET", True, peer, "ns/other", peer.decode(), 503, ""))
     read = spans_of(exchange(attempts=[first, last]))
     whole, one, two = read.spans
     assert [each.parent_span_id.hex() for each in (whole, one, two)] == ["", SPAN, SPAN]
@@ -106,8 +108,9 @@ def test_a_method_of_a_client_is_no_name_but_an_attribute():
 
 
 def test_what_a_policy_adds_stands_in_every_span():
+    attempt = Attempt(b"a" * 16, 100.0, 0.0, b"/", (b"GET", False, b"", "-", "", 200, ""))
     settings = SpanSettings("egress call", (("env", "prod"),), (("verb", "http.request.method"), ("x", "not.known")))
-    read = spans_of(exchange(settings=settings, headers=[("user", "ünï")], attempts=[Attempt("a" * 16, 100.0)]))
+    read = spans_of(exchange(settings=settings, headers=[("user", "ünï".encode())], attempts=[attempt]))
     assert [each.name for each in read.spans] == ["egress call", "GET"]
     for span in read.spans:
         assert read.attributes(span).items() >= {"env": "prod", "verb": "GET", "user": "ünï"}.items()
@@ -147,7 +150,7 @@ def test_numbers_are_written_as_they_are_read(value):
 
 @pytest.mark.parametrize("value", ["text", "", -5, 2**40, 1.5, True, ("a", "b")])
 def test_each_kind_of_attribute_is_read_back(value):
-    span = otlp().Span.FromString(attribute(9, "name", value))
+    span = otlp().Span.FromString(attribute("name", value))
     assert value_of(span.attributes[0].value) == (list(value) if isinstance(value, tuple) else value)
 
 
@@ -159,3 +162,17 @@ def test_what_a_collector_refuses_is_read():
     assert rejected_spans(answer.SerializeToString()) == (300, "too old")
     for broken in (b"\x0a", b"\x0a\x05\x08", b"\xff" * 20, b"\x0b"):
         assert rejected_spans(broken) == (0, "")
+
+
+def test_text_that_is_no_utf8_is_no_reason_to_refuse_a_batch():
+    read = spans_of(exchange(path=b"/\xff", user_agent=b"\xc3\xa9", headers=[("user", b"\xe9")]))
+    found = read.attributes(read.spans[0])
+    assert (found["url.path"], found["user_agent.original"], found["user"]) == ("/\ufffd", "é", "\ufffd")
+
+
+def test_an_answer_that_was_not_good_enough_ends_with_the_next_attempt():
+    facts = (b"GET", False, b"a", "-", "", 503, "")
+    attempts = [Attempt(b"a" * 16, 100.1, 0.0, b"/", facts), Attempt(b"b" * 16, 100.3, 0.0, b"/", facts)]
+    whole, first, last = spans_of(exchange(attempts=attempts)).spans
+    assert first.end_time_unix_nano == last.start_time_unix_nano
+    assert last.end_time_unix_nano == whole.end_time_unix_nano
