@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from egressproxy.config.otlp_environment import TracingDefaults
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.errors import Denied
 from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import ExtensionIR, PolicyIR
-from egressproxy.ir.route import WeightedBackend
-from egressproxy.ir.telemetry import CollectorIR, OtlpProtocol
 from egressproxy.model.certificate import Validity
 from egressproxy.model.published_object import Key
-from egressproxy.model.secret import SecretBytes
 
 #: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
 CONTROLLER = "egressproxy.io/gateway-controller"
@@ -144,22 +142,6 @@ class Defaults:
     unbound: Mapping[tuple[str, int], str] = field(default_factory=dict)
     gateway_namespaces: tuple[str, ...] = ()
     tracing: TracingDefaults | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TracingDefaults:
-    """The collector of the process, and the share of new traces (0.0 to 1.0), where no policy says another one."""
-
-    backend: WeightedBackend
-    protocol: OtlpProtocol
-    path: str
-    headers: tuple[tuple[str, SecretBytes], ...]
-    service_name: str
-    share: float
-
-    def collector(self, service_name: str) -> CollectorIR:
-        """The collector of spans of this service."""
-        return CollectorIR(self.backend, self.protocol, self.path, self.headers, service_name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from egressproxy.config.compile.interface import Status, TracingDefaults, age_of
+from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.policies.policy_filters import LimitScopes
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
+from egressproxy.config.otlp_environment import TracingDefaults
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.gateway import Gateway
 from egressproxy.config.resources.meta import GATEWAY_GROUP
@@ -71,7 +72,7 @@ class TelemetryPolicies:
         """How exchanges of this Gateway are traced; None: they are not."""
         policy = self._holding.get(gateway)
         if policy is None:
-            return None if self._defaults is None else _by_default(self._defaults, None, policy)
+            return None if self._defaults is None else self._defaults.tracing
         if policy.key not in self._made:
             self._made[policy.key] = self._compile(policy)
         return self._made[policy.key]
@@ -160,29 +161,29 @@ def _refusal(policy: XTelemetryPolicy, ref: TelemetryTargetReference) -> tuple[s
     return None
 
 
-def _by_default(defaults: TracingDefaults, tracing: Tracing | None, policy: XTelemetryPolicy | None) -> TracingIR:
-    """With the collector of the process."""
-    name = tracing.service_name if tracing is not None else None
-    collector = defaults.collector(name or defaults.service_name)
-    return _tracing(collector, tracing, policy, defaults.share)
+def _by_default(defaults: TracingDefaults, tracing: Tracing | None, policy: XTelemetryPolicy) -> TracingIR:
+    """With the collector of the process, and its sampling where the policy has none."""
+    tracing = tracing or Tracing.model_construct()
+    made = _tracing(defaults.collector(tracing.service_name or ""), tracing, policy, defaults.share)
+    if tracing.parent_based_sampling is None:
+        made = replace(made, parent_share=defaults.parent_share)
+    return made
 
 
-def _tracing(
-    collector: CollectorIR, tracing: Tracing | None, policy: XTelemetryPolicy | None, share: float
-) -> TracingIR:
-    annotations = policy.metadata.annotations if policy is not None else {}
-    continues, keeps_errors = annotations.get(CONTEXT) != "Restart", annotations.get(ON_ERROR) == "true"
+def _tracing(collector: CollectorIR, tracing: Tracing, policy: XTelemetryPolicy, share: float) -> TracingIR:
+    annotations, parents = policy.metadata.annotations, tracing.parent_based_sampling
     parent_share: float | None = None
-    if tracing is None:
-        return TracingIR(collector, share, 1.0, continues, keeps_errors)
-    parents = tracing.parent_based_sampling
     if parents is not None and parents.mode != "Disabled":
         parent_share = parents.sampling_rate.share if parents.sampling_rate is not None else 1.0
     return TracingIR(
-        collector, tracing.sampling_rate.share if tracing.sampling_rate is not None else share, parent_share,
-        continues, keeps_errors, tracing.span_name or "",
-        tuple(_attribute(each) for each in tracing.attributes if not _is_secret(each)),
-    )  # fmt: skip
+        collector,
+        share=tracing.sampling_rate.share if tracing.sampling_rate is not None else share,
+        parent_share=parent_share,
+        continues=annotations.get(CONTEXT) != "Restart",
+        keeps_errors=annotations.get(ON_ERROR) == "true",
+        span_name=tracing.span_name or "",
+        attributes=tuple(_attribute(each) for each in tracing.attributes if not _is_secret(each)),
+    )
 
 
 def _attribute(written: SpanAttribute) -> SpanAttributeIR:

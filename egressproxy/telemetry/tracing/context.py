@@ -77,11 +77,11 @@ def _length(members: Sequence[bytes]) -> int:
 
 
 class NewContexts:
-    """Contexts of new traces, and ids of spans. They are made _AHEAD at a time: a call of the kernel for each would cost
-    more than all else that is done for most requests.
+    """Contexts of new traces, and ids of spans. They are made _AHEAD at a time: a call of the kernel for each would
+    cost more than all else that is done for most requests.
 
-    The first half of a trace id is random once for this object, the second half for each trace (section 3.2.2.3 asks for
-    7 bytes), and is the id of its first span, too.
+    The first half of a trace id is random once for this object. The second half is random for each trace (section
+    3.2.2.3 asks for 7 bytes), and is the id of its first span, too.
     """
 
     __slots__ = ("_form", "_lines", "_ratio", "_span_ids")

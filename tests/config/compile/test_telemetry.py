@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from egressproxy.config.compile.interface import Compiled, Defaults, TracingDefaults
+from egressproxy.config.compile.interface import Compiled, Defaults
+from egressproxy.config.otlp_environment import TracingDefaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.doors.catalog import Catalog
