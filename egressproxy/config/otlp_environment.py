@@ -1,5 +1,7 @@
-"""The collector and the sampling of a process, by the variables that OpenTelemetry's SDKs read. `run --otlp-endpoint`
-sets one of them. Source: OpenTelemetry specification, "OTLP Exporter Configuration" and "SDK Environment Variables".
+"""The collector and the sampling of a process, by the variables that OpenTelemetry's SDKs read.
+
+The option `--otlp-endpoint` of `run` becomes a variable, too. Source: OpenTelemetry specification, "OTLP Exporter
+Configuration" and "SDK Environment Variables".
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def tracing_defaults(environment: Mapping[str, str]) -> TracingDefaults | None:
         return None
     written = environment[variable]
     called = "--otlp-endpoint" if variable == OPTION else variable
-    wrong = f"{called} is {written!r}: write a URL such as http://otel-collector:4318"
+    shown = "a URL with a password" if "@" in written else repr(written)
+    wrong = f"{called} is {shown}: write a URL such as http://otel-collector:4318"
     try:
         url = urlsplit(written)
         host, port = url.hostname or "", url.port
@@ -82,9 +85,10 @@ def tracing_defaults(environment: Mapping[str, str]) -> TracingDefaults | None:
     port = port or (_GRPC_PORT if protocol is OtlpProtocol.GRPC else _HTTP_PORT)
     path = url.path or "/" if variable == _TRACES_ENDPOINT else url.path.rstrip("/") + _PATH
     share, parent_share = _sampling(environment)
+    backend = _backend(host, port, protocol, is_secure=url.scheme == "https")
     return TracingDefaults(
-        WeightedBackend(_backend(host, port, protocol, is_secure=url.scheme == "https"), policy=_POLICY), protocol, path,
-        _headers(environment), environment.get("OTEL_SERVICE_NAME") or SERVICE_NAME, share, parent_share,
+        WeightedBackend(backend, policy=_POLICY), protocol, path, _headers(environment),
+        environment.get("OTEL_SERVICE_NAME") or SERVICE_NAME, share, parent_share,
     )  # fmt: skip
 
 

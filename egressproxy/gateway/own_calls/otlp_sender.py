@@ -29,6 +29,11 @@ _HTTP_FIELDS: Final = ((b"content-type", b"application/x-protobuf"), (b"user-age
 #: Statuses after which a request is sent again ("OTLP/HTTP Response", "Retryable Response Codes").
 _RETRYABLE: Final = frozenset((429, 502, 503, 504))
 _LONGEST_WAIT_S: Final = 300.0
+#: Fields that an operator cannot set: they would contradict the request.
+_OURS: Final = frozenset((
+    "connection", "content-encoding", "content-length", "content-type", "expect", "grpc-encoding", "grpc-timeout",
+    "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+))  # fmt: skip
 
 
 class OtlpSender:
@@ -53,7 +58,8 @@ class OtlpSender:
         is_grpc = self._spec.protocol is OtlpProtocol.GRPC
         fields = Fields.of(call_fields(TIMEOUT_S) if is_grpc else _HTTP_FIELDS)
         for name, secret in self._spec.headers:
-            fields.set(name.encode(), secret.reveal())
+            if name not in _OURS:
+                fields.set(name.encode(), secret.reveal())
         head = RequestHead(b"POST", _GRPC_PATH if is_grpc else self._spec.path.encode(), fields)
         body = framed(request) if is_grpc else request
         head.te_trailers = is_grpc
