@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
 from egressproxy.model.exchange import Exchange, StateSlot
@@ -26,8 +27,12 @@ class ExchangeTrace(ABC):
         """This UpstreamCaller, with a span for each attempt that it makes for `exchange`."""
 
     @abstractmethod
-    def add_wait(self, name: str, began: float, ended: float) -> None:
-        """Record a part of the exchange that took time, as a child span. Times are monotonic seconds."""
+    def add_wait(self, name: str, began: float) -> None:
+        """Record, as a child span, what the exchange has waited for until now. `began`: monotonic seconds."""
+
+    @abstractmethod
+    def add_attributes(self, attributes: Mapping[str, str | float]) -> None:
+        """Add attributes to the span of the exchange."""
 
     @abstractmethod
     def end(self, exchange: Exchange) -> None:
@@ -55,6 +60,13 @@ class Exporter(ABC):
 
 
 TRACE: Final[StateSlot[ExchangeTrace]] = StateSlot("trace")
+
+
+def add_wait(exchange: Exchange, name: str, began: float) -> None:
+    """As `ExchangeTrace.add_wait`, where the trace of `exchange` is recorded."""
+    trace = exchange.state.get(TRACE)
+    if trace is not None:
+        trace.add_wait(name, began)
 
 
 def traced_caller(caller: CallerT, exchange: Exchange) -> CallerT:

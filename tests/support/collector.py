@@ -14,6 +14,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from egressproxy.doors.catalog import Catalog
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.route import WeightedBackend
@@ -116,12 +117,17 @@ def read_request(data: bytes) -> ReadRequest:
 
 
 def traced(
-    written: Iterable[Manifest], *, protocol: OtlpProtocol = OtlpProtocol.HTTP, headers: Any = (), **tracing: Any
+    written: Iterable[Manifest],
+    catalog: Catalog | None = None,
+    *,
+    protocol: OtlpProtocol = OtlpProtocol.HTTP,
+    headers: Any = (),
+    **tracing: Any,
 ) -> ConfigIR:
     """This configuration, all of whose listeners trace, to the collector `otel.example`."""
     backend = BackendIR("agents/otel", Destination.FQDN, "otel.example", 4318)
     collector = CollectorIR(WeightedBackend(backend), protocol, headers=headers)
-    spec = compiled_spec(written)
+    spec = compiled_spec(written, catalog)
     each = TracingIR(collector, **tracing)
     return replace(spec, listeners=tuple(replace(listener, tracing=each) for listener in spec.listeners))
 

@@ -99,7 +99,6 @@ class ExchangeSpans:
 
     # At the end:
     client: str
-    details: Mapping[str, Any] | None
     ended_at: float
     facts: tuple[Any, ...]
     path: bytes
@@ -117,6 +116,7 @@ class ExchangeSpans:
         self.headers: list[tuple[str, bytes]] | None = None
         self.attempts: list[Attempt] | None = None
         self.waits: list[Wait] | None = None
+        self.details: Mapping[str, Any] | None = None
 
     @property
     def trace_id(self) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any, ClassVar, Final, cast
 
@@ -151,11 +152,14 @@ class Recording(ExchangeSpans, ExchangeTrace):
     def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
         return cast("CallerT", TracedCaller(caller, exchange, self, self._tracer))
 
-    def add_wait(self, name: str, began: float, ended: float) -> None:
+    def add_wait(self, name: str, began: float) -> None:
         if self.waits is None:
             self.waits = []
         if len(self.waits) < MAX_CHILDREN:
-            self.waits.append(Wait(name, self._tracer.new_span_id(), began, ended))
+            self.waits.append(Wait(name, self._tracer.new_span_id(), began, monotonic()))
+
+    def add_attributes(self, attributes: Mapping[str, str | float]) -> None:
+        self.details = {**(self.details or {}), **attributes}
 
     def end(self, exchange: Exchange) -> None:
         status, reason = logged_status(exchange), exchange.reason
@@ -173,7 +177,9 @@ class Recording(ExchangeSpans, ExchangeTrace):
         self.ended_at = exchange.ended_at
         self.path = exchange.path
         self.client = exchange.client
-        self.details = exchange.state.get(LOGGED)
+        logged = exchange.state.get(LOGGED)
+        if logged is not None:
+            self.details = {**logged, **(self.details or {})}
         named = self._tracer.fields
         if named and exchange.has_response:
             known = {name for name, _ in self.headers or ()}

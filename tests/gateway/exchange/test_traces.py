@@ -1,16 +1,21 @@
 """Traces: the context that comes in, the spans of an exchange, and the context that goes on."""
 
+import asyncio
 import re
 
 import pytest
 
+from egressproxy.doors.catalog import Catalog
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.filters.base import Filter
 from egressproxy.ir.telemetry import AttributeSource, OtlpProtocol, SpanAttributeIR
 from egressproxy.model.secret import SecretBytes
-from tests.gateway.exchange.test_hedging import passes
+from tests.gateway.exchange.test_hedging import dialled, hedging, passes
 from tests.gateway.kit import ESTABLISHED, OK, connect, forward, reverse
 from tests.support import manifests as m
-from tests.support.collector import ERROR, UNSET, ReadRequest, Seen, otlp, read_request, traced
+from tests.support.collector import ERROR, INTERNAL, UNSET, ReadRequest, Seen, otlp, read_request, traced
+from tests.support.conversation import scripted_filter, scripted_type
+from tests.support.http2_client import Http2Client, head
 from tests.support.waiting import WAIT_S
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -38,6 +43,11 @@ def context_of(head):
     return re.fullmatch(r"00-([0-9a-f]{32})-([0-9a-f]{16})-(0[01])", found[0]).groups() if found else None
 
 
+def of_requests(talk):
+    """The spans of exchanges and attempts."""
+    return [each for each in Seen(talk).spans if each.kind != INTERNAL]
+
+
 def done(talk, answer=OK):
     talk.origin >> answer
     talk.client.take(rb"HTTP/1.1 \d\d\d .*?\r\n\r\n(?:hi)?")
@@ -47,7 +57,7 @@ def test_a_new_trace_begins_and_goes_on(converse):
     talk = converse(traced(forward()))
     trace_id, span_id, flags = context_of(sent(talk))
     done(talk)
-    whole, attempt = Seen(talk).spans
+    whole, attempt = of_requests(talk)
     assert flags == "01"
     assert whole.trace_id.hex() == attempt.trace_id.hex() == trace_id
     assert whole.parent_span_id == b""
@@ -68,14 +78,14 @@ def test_each_exchange_has_a_trace_of_its_own(converse):
     second = context_of(sent(talk, is_new=False))
     done(talk)
     assert first[0] != second[0]
-    assert len(Seen(talk).spans) == 4
+    assert len(of_requests(talk)) == 4
 
 
 def test_a_trace_of_the_client_is_continued(converse):
     talk = converse(traced(forward()))
     head = sent(talk, PARENT + "tracestate: rojo=1\r\ntracestate: congo=2\r\nX-Request-Id: abc\r\nbaggage: user=7\r\n")
     done(talk)
-    whole, attempt = Seen(talk).spans
+    whole, attempt = of_requests(talk)
     trace_id, span_id, _ = context_of(head)
     assert (trace_id, whole.parent_span_id.hex()) == (TRACE, SPAN)
     assert span_id == attempt.span_id.hex()
@@ -141,10 +151,10 @@ def test_the_decision_of_a_client_counts_where_the_policy_says_so(converse):
     talk = converse(traced(forward(), share=0.0, parent_share=1.0))
     sent(talk, PARENT)
     done(talk)
-    assert len(Seen(talk).spans) == 2
+    assert len(of_requests(talk)) == 2
     sent(talk, PARENT.replace("-01", "-00"), is_new=False)
     done(talk)
-    assert len(Seen(talk).spans) == 2
+    assert len(of_requests(talk)) == 2
 
 
 def test_a_share_of_what_clients_have_sampled_may_be_recorded(converse):
@@ -153,7 +163,7 @@ def test_a_share_of_what_clients_have_sampled_may_be_recorded(converse):
         talk = converse(traced(forward(), share=0.0, parent_share=share))
         sent(talk, PARENT)
         done(talk)
-        assert len(Seen(talk).spans) == count
+        assert len(of_requests(talk)) == count
 
 
 def test_a_client_that_is_not_trusted_begins_nothing(converse):
@@ -203,7 +213,7 @@ def test_a_failed_exchange_is_recorded_whatever_the_ratio_where_errors_are_kept(
     assert Seen(talk).spans == []
     trace_id = context_of(sent(talk, is_new=False))[0]
     done(talk, b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
-    whole, attempt = Seen(talk).spans
+    whole, attempt = of_requests(talk)
     assert whole.trace_id.hex() == trace_id
     assert {each.status.code for each in (whole, attempt)} == {ERROR}
 
@@ -222,7 +232,7 @@ def test_a_tunnel_is_one_span(converse):
     talk.client << ESTABLISHED
     talk.client.leaves()
     record = talk.record()
-    (span,) = Seen(talk).spans
+    (span,) = of_requests(talk)
     assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("CONNECT", TRACE, SPAN)
     assert attributes(span)["server.port"] == 443
     assert record["kind"] == "tunnel"
@@ -239,7 +249,7 @@ def test_each_attempt_is_a_span_and_has_its_own_context(converse):
     passes(talk, lambda: b"GET" in talk.origin.got)
     contexts.append(context_of(talk.origin.take(ASKED)[1].decode()))
     done(talk)
-    whole, first, second = Seen(talk).spans
+    whole, first, second = of_requests(talk)
     assert [each[1] for each in contexts] == [first.span_id.hex(), second.span_id.hex()]
     assert {each[0] for each in contexts} == {whole.trace_id.hex()}
     assert [attributes(each)["http.response.status_code"] for each in (whole, first, second)] == [200, 503, 200]
@@ -252,7 +262,7 @@ def test_an_attempt_that_fails_says_why(converse):
     talk.client >> get()
     talk.refused("a.example", 80, UpstreamFault(Reason.CONNECT_REFUSED, "refused", retry=RetrySafety.NEVER))
     assert talk.client.answer()[0] == 502
-    whole, attempt = Seen(talk).spans
+    whole, attempt = of_requests(talk)
     assert attributes(whole)["error.type"] == attributes(attempt)["error.type"] == "upstream_refused"
     assert attempt.status.code == ERROR
 
@@ -268,7 +278,7 @@ def test_fields_become_attributes_where_the_policy_names_them(converse):
     talk = converse(traced(forward(), attributes=named, span_name="egress"))
     sent(talk, "X-User: 7\r\n")
     done(talk, OK.replace(b"OK\r\n", b"OK\r\nServer: nginx\r\n"))
-    whole, attempt = Seen(talk).spans
+    whole, attempt = of_requests(talk)
     assert (whole.name, attempt.name) == ("egress", "GET")
     for span in (whole, attempt):
         assert attributes(span).items() >= {"user": "7", "env": "prod", "verb": "GET", "server": "nginx"}.items()
@@ -298,14 +308,14 @@ def test_spans_go_to_the_collector_by_http(converse):
     assert "traceparent" not in head
     (length,) = re.findall(r"(?i)content-length: (\d+)", head)
     size = int(length)
-    assert len(read_request(collector.take(b".{%d}" % size)[0]).spans) == 2
+    assert len(read_request(collector.take(b".{%d}" % size)[0]).spans) == 4
     answer = otlp().Response()
     answer.partial_success.rejected_spans = 1
     body = answer.SerializeToString()
     collector >> b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     talk.until(lambda: exporter._task is None)
     counts = talk.metrics.spans
-    assert (counts.exported, counts.dropped) == (1, {"refused": 1})
+    assert (counts.exported, counts.dropped) == (3, {"refused": 1})
     assert len(talk.records) == 1  # the export itself is no exchange
     talk.origin = origin
 
@@ -328,7 +338,7 @@ def test_a_collector_that_fails_costs_spans_and_no_exchange(converse, answer, dr
     talk.until(lambda: b"\r\n\r\n" in collector.got)
     collector >> answer
     talk.until(lambda: exporter._task is None)
-    assert talk.metrics.spans.dropped == {dropped: 2}
+    assert talk.metrics.spans.dropped == {dropped: 4}
     assert talk.metrics.spans.last_error
 
 
@@ -341,4 +351,56 @@ def test_a_reload_keeps_an_exporter_whose_collector_is_the_same(converse):
     assert Seen(talk)._exporter is before._exporter
     talk.reload(traced(forward(), protocol=OtlpProtocol.GRPC))
     assert Seen(talk)._exporter is not before._exporter
-    assert len(before.spans) == 2  # its timer has them
+    assert len(before.spans) == 4  # its timer has them
+
+
+def test_what_is_waited_for_is_a_span(converse):
+    class Waits(Filter):
+        async def request_headers(self, x):
+            await asyncio.sleep(0)
+
+    filters: dict[str, Filter] = {"waits": Waits()}
+    catalog = Catalog((scripted_type(filters),))
+    talk = converse(traced(forward(extensions=[scripted_filter("waits")]), catalog), filters=filters)
+    sent(talk)
+    done(talk)
+    whole, attempt, *waits = Seen(talk).spans
+    assert [each.name for each in waits] == ["filters", "dns", "connect"]
+    assert {each.parent_span_id for each in waits} == {whole.span_id}
+    assert {each.kind for each in waits} == {INTERNAL}
+    for each in waits:
+        assert whole.start_time_unix_nano <= each.start_time_unix_nano <= each.end_time_unix_nano
+    assert waits[-1].start_time_unix_nano >= attempt.start_time_unix_nano
+    sent(talk, is_new=False)
+    done(talk)
+    assert [each.name for each in Seen(talk).spans[5:]] == ["GET", "GET", "filters"]
+
+
+def test_hedged_attempts_have_a_span_each(converse):
+    talk = converse(traced(hedging()))
+    talk.client >> b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    _, slow = dialled(talk)
+    _, fast = dialled(talk)
+    contexts = [context_of(each.take(ASKED)[1].decode()) for each in (slow, fast)]
+    fast >> OK
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n(?:hi)?")
+    whole, *attempts = [each for each in Seen(talk).spans if each.name == "GET"]
+    assert {each[0] for each in contexts} == {whole.trace_id.hex()}
+    assert {each[1] for each in contexts} == {each.span_id.hex() for each in attempts}
+    statuses = {attributes(each).get("http.response.status_code") for each in attempts}
+    assert statuses == {200, None}
+
+
+def test_a_request_of_http2_is_traced(converse):
+    talk = converse(traced(forward()))
+    peer = Http2Client()
+    stream = peer.request([*head(b"GET", b"/", b"a.example"), (b"traceparent", PARENT[13:-2].encode())])
+    talk.client >> peer.outgoing()
+    talk.dialled("a.example", 80)
+    trace_id, span_id, _ = context_of(talk.origin.take(ASKED)[1].decode())
+    talk.origin >> OK
+    talk.until(lambda: bool(Seen(talk).spans))
+    del stream
+    talk.counts_octets = False
+    whole, attempt, *_ = Seen(talk).spans
+    assert (trace_id, whole.parent_span_id.hex(), span_id) == (TRACE, SPAN, attempt.span_id.hex())

@@ -19,7 +19,6 @@ NO_SETTINGS = SpanSettings()
 def exchange(facts=FACTS, settings=NO_SETTINGS, **more):
     made = ExchangeSpans(settings, traceparent(TRACE.encode(), SPAN.encode(), is_sampled=True), True)
     made.facts = tuple(facts)
-    made.details = None
     made.started_wall, made.started_at, made.ended_at = 1_800_000_000.25, 100.0, 100.5
     made.client, made.path = "[2001:db8::1]:4711", b"/v1/models"
     for name, value in more.items():
