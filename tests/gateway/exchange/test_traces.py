@@ -404,3 +404,26 @@ def test_a_request_of_http2_is_traced(converse):
     talk.counts_octets = False
     whole, attempt, *_ = Seen(talk).spans
     assert (trace_id, whole.parent_span_id.hex(), span_id) == (TRACE, SPAN, attempt.span_id.hex())
+
+
+def test_what_a_model_was_asked_for_and_used_stands_in_the_span(converse):
+    meter = {"name": "meter", "type": "egressproxy.io/TokenMeter:v1", "config": {}}
+    talk = converse(traced(forward(extensions=[meter])))
+    asked = b'{"model":"m-1","messages":[]}'
+    talk.client >> (
+        b"POST http://a.example/v1/chat/completions HTTP/1.1\r\nHost: a.example\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(asked), asked)
+    )
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST .*?\r\n\r\n.*\}")
+    answer = b'{"model":"m-1-served","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}}'
+    done(
+        talk,
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer),
+    )
+    found = attributes(of_requests(talk)[0])
+    assert {name: value for name, value in found.items() if name.startswith("gen_ai.")} == {
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", "gen_ai.request.model": "m-1",
+        "gen_ai.response.model": "m-1-served", "gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 4,
+    }  # fmt: skip
+    assert talk.record()["trace_id"]
