@@ -23,6 +23,7 @@ from egressproxy.telemetry.tracing.protobuf import (
     attribute,
     fields_of,
     key_of,
+    list_attribute,
     number,
     sized,
     text_attribute,
@@ -45,7 +46,7 @@ _START, _END, _FLAGS = b"\x39", b"\x41", b"\x85\x01"
 _KNOWS_REMOTE, _IS_REMOTE = 0x100, 0x200
 #: Fields of the access log that have the names of attributes (TokenMeter).
 _OF_DETAILS: Final = "gen_ai."
-_PATH, _URL = key_of("url.path"), key_of("url.full")
+_PATH, _URL, _REQUEST_ID = key_of("url.path"), key_of("url.full"), key_of("http.request.header.x-request-id")
 
 
 class Encoder:
@@ -67,8 +68,12 @@ class Encoder:
         spans: list[bytes] = []
         for exchange in batch:
             self._add(exchange, spans)
-        written = b"".join([sized(2, span) for span in spans])
-        return sized(1, self._before + sized(2, self._scope + written)), len(spans)
+        # Nearly every span has from 128 to 16,383 bytes.
+        written = [
+            b"\x12%c%c%b" % (len(span) & 127 | 128, len(span) >> 7, span) if 127 < len(span) < 16384 else sized(2, span)
+            for span in spans
+        ]
+        return sized(1, self._before + sized(2, self._scope + b"".join(written))), len(spans)
 
     def _add(self, exchange: ExchangeSpans, spans: list[bytes]) -> None:
         trace_id, span_id = unhexlify(exchange.trace_id), unhexlify(exchange.span_id)
@@ -96,8 +101,7 @@ class Encoder:
         if exchange.user_agent:
             parts.append(self._agents.get(exchange.user_agent) or self._of_agent(exchange.user_agent))
         if exchange.request_id:
-            given = exchange.request_id.decode("utf-8", "replace")
-            parts.append(attribute("http.request.header.x-request-id", (given,)))
+            parts.append(list_attribute(_REQUEST_ID, exchange.request_id))
         if exchange.details:
             parts += (
                 attribute(name, value)

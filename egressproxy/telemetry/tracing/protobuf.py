@@ -73,19 +73,27 @@ def text_attribute(key: bytes, data: bytes) -> bytes:
     return sized(ATTRIBUTES, key + sized(2, sized(1, data)))
 
 
-def attribute(name: str, value: str | float | tuple[str, ...]) -> bytes:
-    """As `text_attribute`, with a value of any kind; a tuple becomes a list of texts."""
+def list_attribute(key: bytes, data: bytes) -> bytes:
+    """As `text_attribute`, with a list that holds this string."""
+    data = utf8(data)
+    size, length = len(data), len(key)
+    if length + size < 120:
+        return b"\x4a%c%b\x12%c\x2a%c\x0a%c\x0a%c%b" % (
+            length + size + 8, key, size + 6, size + 4, size + 2, size, data,
+        )  # fmt: skip
+    return sized(ATTRIBUTES, key + sized(2, sized(5, sized(1, sized(1, data)))))
+
+
+def attribute(name: str, value: str | float) -> bytes:
+    """As `text_attribute`, with a value of any kind."""
     if isinstance(value, str):
         return text_attribute(key_of(name), value.encode("utf-8", "replace"))
     if isinstance(value, bool):
         made = number(2, value)
     elif isinstance(value, int):
         made = number(3, value & _BITS)
-    elif isinstance(value, float):
-        made = _DOUBLE.pack(4 << 3 | _FIXED_64, value)
     else:
-        texts = (sized(1, utf8(each.encode("utf-8", "replace"))) for each in value)
-        made = sized(5, b"".join(sized(1, text) for text in texts))
+        made = _DOUBLE.pack(4 << 3 | _FIXED_64, value)
     return sized(ATTRIBUTES, key_of(name) + sized(2, made))
 
 
