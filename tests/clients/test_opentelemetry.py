@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from tests.support import manifests as m
-from tests.support.collector import CLIENT, SERVER, ReadRequest, read_request
+from tests.support.collector import CLIENT, INTERNAL, SERVER, ReadRequest, read_request
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
@@ -143,12 +143,12 @@ def test_spans_of_a_policy_come_to_the_collector(tmp_path: Path, origin: Got, co
     with GatewayProcess(tmp_path, objects, arguments=["--workers", str(workers)]) as process:
         told = asked(port, origin, traceparent=f"00-{TRACE}-{SPAN}-01")
         record = process.wait_for_record(status=200)
-        whole, attempt = sorted(got.spans(2), key=lambda span: span.kind)
+        connect, whole, attempt = sorted(got.spans(3), key=lambda span: span.kind)
         fields, request = got.requests[0]
-        assert process.metric("egress_spans_exported_total") == 2
+        assert process.metric("egress_spans_exported_total") == 3
         assert "secret-tenant" not in process.stderr
     assert told == f"00-{TRACE}-{attempt.span_id.hex()}-01"
-    assert (whole.kind, attempt.kind) == (SERVER, CLIENT)
+    assert (connect.name, connect.kind, whole.kind, attempt.kind) == ("connect", INTERNAL, SERVER, CLIENT)
     assert whole.trace_id.hex() == attempt.trace_id.hex() == TRACE == record["trace_id"]
     assert (whole.parent_span_id.hex(), attempt.parent_span_id) == (SPAN, whole.span_id)
     assert request.resource["service.name"] == "egress"
@@ -177,7 +177,7 @@ def test_what_has_not_gone_yet_goes_out_when_the_gateway_ends(tmp_path: Path, or
     fields, request = got.requests[0]
     assert fields["x-tenant"] == "t 1"
     assert request.resource["service.name"] == "of-the-process"
-    assert [span.kind for span in request.spans] == [SERVER, CLIENT]
+    assert [span.kind for span in request.spans] == [SERVER, CLIENT, INTERNAL]
     assert told.split("-")[1] == request.spans[0].trace_id.hex()
 
 
