@@ -22,6 +22,7 @@ from egressproxy.cli.options import ConfigByOption, admin_option, bind_option, c
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.serving import begin
 from egressproxy.cli.serving_options import MAX_DRAIN_S, serving_options
+from egressproxy.config.otlp_environment import OPTION, tracing_defaults
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.model.unix_socket import SCHEME, parse_unix_socket
 from egressproxy.net.tls_contexts.key_log import open_key_log
@@ -47,6 +48,16 @@ def _key_log(ctx: click.Context, _param: click.Parameter, path: Path | None) -> 
             why = error.strerror if isinstance(error, OSError) else error
             raise click.BadParameter(f"{path}: {why}", param_hint="--tls-key-log") from None
     return path
+
+
+def _otlp_endpoint(_ctx: click.Context, _param: click.Parameter, url: str | None) -> None:
+    """Leave the URL to the processes that compile configurations. Raises click.BadParameter, for a variable, too."""
+    try:
+        tracing_defaults({**os.environ, OPTION: url} if url is not None else os.environ)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--otlp-endpoint") from None
+    if url is not None:
+        os.environ[OPTION] = url
 
 
 def _takeover(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
@@ -130,6 +141,11 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     "--api-writes", is_flag=True,
     help="Accept writes (kubectl apply) on the admin API: on loopback from programs of this machine, on other addresses"
     " with --api-token-file. Needs --state-dir.",
+)  # fmt: skip
+@click.option(
+    "--otlp-endpoint", metavar="URL", default=None, callback=_otlp_endpoint, expose_value=False,
+    help="A collector of OpenTelemetry, for the traces of Gateways whose XTelemetryPolicy names none: by gRPC on port"
+    " 4317, else by HTTP. The OTEL_ variables of the SDKs hold, too. Default: $OTEL_EXPORTER_OTLP_ENDPOINT, or none.",
 )  # fmt: skip
 @click.option(
     "--drain-delay", "drain_delay_s", type=seconds(MAX_DRAIN_S), default=0.0, show_default=True, metavar="SECONDS",

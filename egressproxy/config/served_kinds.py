@@ -76,6 +76,7 @@ CONFIGURED: Final = (
     ServedKind(GATEWAY, "TCPRoute", ("v1", "v1alpha2")),
     ServedKind(GATEWAY, "BackendTLSPolicy", ("v1", "v1alpha3"), ("btlspolicy",)),
     ServedKind(GATEWAY, "ReferenceGrant", ("v1", "v1beta1", "v1alpha2"), ("refgrant",)),
+    ServedKind("gateway.networking.x-k8s.io", "XTelemetryPolicy", ("v1alpha1",), ("xtelemetrypolicy",)),
     ServedKind("gateway.networking.x-k8s.io", "XBackend", ("v1alpha1",)),
     ServedKind(GATEWAY, "Backend", ("v1alpha1",)),
     ServedKind(GATEWAY, "XBackendDestination", ("v1alpha1",)),

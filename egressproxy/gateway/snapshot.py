@@ -23,7 +23,9 @@ from egressproxy.ir.backend import ConnectionIR, EndpointAddress
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
+from egressproxy.ir.telemetry import CollectorIR
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange_trace import Exporter, Tracer
 from egressproxy.model.fields import every_spelling
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.net.client_chains import is_for_identity
@@ -34,6 +36,8 @@ from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.series import Series
 
+#: By collector, and the cluster that leads to it.
+Exporters = dict[tuple[CollectorIR, Cluster | None], Exporter]
 #: TLS (by SNI) and TCP listeners: no HTTP there.
 _LIMITS: Final = tuple(each.name for each in fields(LimitsIR))
 
@@ -52,6 +56,7 @@ class ActiveListener:
     terminate: ssl.SSLContext | None  # a TLS listener that terminates does it with this
     certificate_caches: HostMap[CertificateCache] | None = None  # of hosts whose tunnels are opened; None: no tunnel is
     authenticator: Authenticator | None = None  # says who its clients are; None: they need not be known
+    tracer: Tracer | None = None
     variants: SubjectOverrides[ActiveListener] | None = None  # for clients that fit subjects of policies
     pre_route: Route | None = None  # filters that run before a route is chosen
     gateway: str = field(init=False)
@@ -217,6 +222,7 @@ class Snapshot:
     leaf_caches: CertificateCaches = field(default_factory=CertificateCaches)
     authenticators: Authenticators = field(default_factory=Authenticators)
     watches: BackendWatches | None = None  # on placeholders of credentials, where there are any
+    exporters: Exporters = field(default_factory=dict)  # of spans
 
 
 def replace_endpoints(

@@ -9,6 +9,7 @@ from enum import Enum
 from egressproxy.ir.identity import CertificateClientIR, IdentityIR
 from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR
 from egressproxy.ir.route import ExternalAuthIR, HttpRouteIR, HttpRuleIR, MirrorIR, StreamRouteIR, WeightedBackend
+from egressproxy.ir.telemetry import TracingIR
 from egressproxy.model.secret import SecretBytes
 
 
@@ -148,6 +149,7 @@ class ListenerIR:
     auths: tuple[ExternalAuthIR, ...] = ()  # of requests without a route
     key_urls: tuple[KeyUrlIR, ...] = ()
     pre_routing: PreRoutingIR | None = None
+    tracing: TracingIR | None = None
     subjects: tuple[tuple[str, tuple[SubjectIR, ...]], ...] = ()
     variants: tuple[VariantIR, ...] = ()
 

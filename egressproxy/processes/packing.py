@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, Final
 
-from egressproxy.ir import backend, gateway, identity, policy, resilience, route
+from egressproxy.ir import backend, gateway, identity, policy, resilience, route, telemetry
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, VariantIR
 from egressproxy.ir.policy import FilterSettings
 from egressproxy.model.work import Work
@@ -21,6 +21,7 @@ from egressproxy.processes.pickling import ADDRESSES, Pickler, Unpickler, classe
 
 #: Routes in one piece: some milliseconds to read.
 ROUTES: Final = 32
+_IR: Final = (backend, gateway, identity, policy, resilience, route, telemetry)
 #: Where configs of built-in filters are.
 _FILTERS: Final = ("egressproxy.filters.", "egressproxy.ai.", "egressproxy.envoy.", "egressproxy.operators.")
 #: Not what a module has imported.
@@ -28,7 +29,7 @@ _KNOWN: Final = classes(
     each
     for each in (
         *ADDRESSES,
-        *chain(*(vars(module).values() for module in (backend, gateway, identity, policy, resilience, route))),
+        *chain(*(vars(module).values() for module in _IR)),
     )
     if isinstance(each, type) and each.__module__.startswith(("egressproxy.", "ipaddress"))
 )

@@ -22,6 +22,7 @@ from egressproxy.errors import Reason
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.exchange import LOGGED, Exchange
+from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.per_client_quota import PerClientQuota, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
@@ -275,6 +276,8 @@ class AccessLog:
         ):
             if exchange.grpc_status >= 0:
                 rest = f'{rest[:-2]},"grpc_status":"{GRPC_NAMES[exchange.grpc_status]}"}}\n'
+            if exchange.state:
+                rest = _traced(rest, exchange)
             return self._moment + shared + rest
         return self._explained(exchange)
 
@@ -293,6 +296,9 @@ class AccessLog:
         values = self._values(exchange)
         if exchange.grpc_status >= 0:
             values["grpc_status"] = GRPC_NAMES[exchange.grpc_status]
+        trace = exchange.state.get(TRACE)
+        if trace is not None:
+            values |= json.loads(f"{{{trace.log_text}}}")
         values |= _decision(exchange.series)
         if exchange.rule != "-":
             values["rule"] = exchange.rule
@@ -343,6 +349,12 @@ class AccessLog:
                 self._stamps.clear()
             found = self._stamps[second] = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return found
+
+
+def _traced(line: str, exchange: Exchange) -> str:
+    """The line with the fields of its trace, if that is recorded."""
+    trace = exchange.state.get(TRACE)
+    return line if trace is None else f"{line[:-2]},{trace.log_text}}}\n"
 
 
 def _decision(series: Series | None) -> dict[str, str]:

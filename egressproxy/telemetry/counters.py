@@ -71,6 +71,23 @@ class CallCounts:
         self.durations.count(duration_s)
 
 
+class SpanCounts:
+    """What became of spans for collectors: `exported`, or `dropped`, by why ("queue_full", "refused", "unreachable").
+    `last_error`: why the latest batch was not taken; "": it was.
+    """
+
+    __slots__ = ("dropped", "exported", "last_error")
+
+    def __init__(self) -> None:
+        self.exported = 0
+        self.dropped: Counter[str] = Counter()
+        self.last_error = ""
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.exported or self.dropped or self.last_error)
+
+
 class McpCalls:
     """`counted` counts messages by (route, backend, method, tool, result); the result is "ok" or "error"."""
 

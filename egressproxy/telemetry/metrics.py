@@ -30,6 +30,7 @@ from egressproxy.telemetry.counters import (
     Interceptions,
     LabelSets,
     McpCalls,
+    SpanCounts,
 )
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
 from egressproxy.telemetry.event_aggregator import FILTER_BUCKETS_S, EventAggregator, FilterStats
@@ -111,6 +112,7 @@ class Metrics:
         self.shed: Counter[tuple[str, str]] = Counter()  # by why, and priority
         self.external_auth = CallCounts()
         self.filter_calls = CallCounts()
+        self.spans = SpanCounts()
         self.filter_metrics = FilterMetrics()
         self.mcp_calls = McpCalls()
         self.translations: LabelSets[str, str, str, str, str] = LabelSets()
@@ -318,6 +320,15 @@ class Metrics:
             "How long DNS servers took to answer; of those that did not, how long was waited.",
             ("server",), QUERY_BUCKETS_S, {(server,): each for server, each in self.dns_queries.durations.items()},
         )  # fmt: skip
+        if self.spans.is_used:
+            yield _counter("egress_spans_exported", "Spans that a collector has taken.", (), {(): self.spans.exported})
+            yield _counter(
+                "egress_spans_dropped", "Spans that no collector has taken, by reason.", ("reason",), self.spans.dropped
+            )
+            yield _gauge(
+                "egress_spans_last_export_success", "Workers whose latest batch of spans was taken.", (),
+                {(): int(not self.spans.last_error)},
+            )  # fmt: skip
         yield from starmap(_counter, (
             ("egress_external_auth", "Calls to authorization servers, by result.",
              ("route", "backend", "result"), self.external_auth.asked),

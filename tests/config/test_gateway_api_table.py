@@ -13,6 +13,7 @@ from egressproxy.config.resources import extension, gateway, meta, object_refere
 from egressproxy.config.resources.backend import BackendTlsPolicy
 from egressproxy.config.resources.destination import CaBundleReference
 from egressproxy.config.resources.meta import Model, Resource
+from egressproxy.config.resources.telemetry import XTelemetryPolicy
 from egressproxy.config.resources.x_backend import XBackend, XBackendValidation
 from egressproxy.config.schema import SHARED as SECTIONS
 from egressproxy.config.schema import gateway_api_fields, json_schema, models_by_name
@@ -28,6 +29,7 @@ KINDS: tuple[type[Resource], ...] = (
     routes.TcpRoute,
     BackendTlsPolicy,
     gateway.ReferenceGrant,
+    XTelemetryPolicy,
     XBackend,
 )
 #: Shapes that several kinds share: each has a section of its own.

@@ -148,6 +148,13 @@ GRANT = m.manifest(
     },
 )  # fmt: skip
 FAR = m.backend("of", HOST, 80, namespace="team")
+TRACES = m.manifest(
+    "gateway.networking.x-k8s.io/v1alpha1", "XTelemetryPolicy", "of", "agents",
+    spec={
+        "targetRefs": [{"group": GATEWAY_API, "kind": "Gateway", "name": "gw"}],
+        "tracing": {"provider": {"backendRef": NOWHERE[0]}},
+    },
+)  # fmt: skip
 CASES = [
     Case("GatewayClass", GATEWAY_CLASS, proxy(), (False, True)),
     Case("Gateway", m.gateway(m.forward_listener(3128)), proxy()[1:], (True, False)),
@@ -158,6 +165,7 @@ CASES = [
         [m.gateway(m.http_listener(8080)), m.http_route("r", m.prefix_rule("/", "b")), m.backend("b", HOST, 80)],
         (False, True),
     ),
+    Case("XTelemetryPolicy", TRACES, proxy(), (True, True)),
     Case("TLSRoute", route("TLSRoute"), proxy(), (False, True), asks="CONNECT"),
     Case(
         "TCPRoute", route("TCPRoute", hostnames=None, rules=[{"backendRefs": [{**NOWHERE[0], "name": "b"}]}]),

@@ -25,6 +25,7 @@ from egressproxy.filters.limits.rules import KeyText, key_text
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
 from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.fields import media_type
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
@@ -40,6 +41,8 @@ _LABELS: Final = (
     "route", "backend", "tenant", "gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model",
     "gen_ai_response_model",
 )  # fmt: skip
+#: Attributes of spans that the log has not: the labels behind the first three.
+_OF_SPANS: Final = ("gen_ai.operation.name", "gen_ai.provider.name")
 _READ_TYPES: Final = frozenset((b"application/json", b"text/event-stream", b"application/vnd.amazon.eventstream"))
 #: The most characters of a model's name in the log.
 _LOGGED: Final = 128
@@ -216,6 +219,10 @@ class TokenMeter(Filter):
         if price is not None:
             self._cost.add(cost_of(usage, price), *labels, self._currency)
         exchange.add_log_fields(self._log_fields(measured, usage, price))
+        trace = exchange.state.get(TRACE)
+        if trace is not None:
+            found = zip(_OF_SPANS, labels[3:5], strict=True)
+            trace.add_attributes({name: label for name, label in found if label != "-"})
 
     def _log_fields(self, measured: _Measured, usage: TokenUsage, price: TokenPrice | None) -> dict[str, object]:
         fields: dict[str, object] = {

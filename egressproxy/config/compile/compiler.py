@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
 
@@ -62,6 +63,7 @@ from egressproxy.config.compile.status.conditions import (
     state_kept,
     state_unread,
 )
+from egressproxy.config.compile.telemetry import TelemetryPolicies
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.backend import Backend
@@ -160,6 +162,7 @@ class _Run:
         )
         self._listeners = ListenerCompiler(self._policies, self._routes, DeniedBackends(defaults.denials))
         self._filters = ListenerFilters(resources, self._backends, self._pipelines, self._routes, self._tls_policies)
+        self._telemetry = TelemetryPolicies(resources, self.references, backend_refs, defaults.tracing)
         self._plans: list[GatewayPlan] = []
         self._served: dict[ListenerPlan, ServedRoutes] = {}
         self._statuses: dict[Key, Status] = {}
@@ -205,12 +208,18 @@ class _Run:
         parents = Parents(self._plans, self.references)
         for route in sorted(self._all_routes(), key=age_of):
             self._attach(route, parents)
+        for gateway_key, target in self._telemetry.collectors():
+            self._tls_policies.note_use(gateway_key, (target,))
         return tuple(
-            self._listeners.listener(gateway, plan, self._served[plan])
+            self._traced(self._listeners.listener(gateway, plan, self._served[plan]), gateway.gateway.key)
             for gateway in self._plans
             for plan in gateway.listeners
             if not plan.problem
         )
+
+    def _traced(self, listener: ListenerIR, gateway: Key) -> ListenerIR:
+        tracing = self._telemetry.of_gateway(gateway)
+        return listener if tracing is None else replace(listener, tracing=tracing)
 
     @property
     def users(self) -> Mapping[Key, Collection[Key]]:
@@ -255,6 +264,7 @@ class _Run:
         statuses.update(self._policies.statuses(self._generations, self._extensions.faults, parents))
         statuses.update(self._policies.access_statuses(self._generations))
         statuses.update(self._pipelines.statuses(self._generations))
+        statuses.update(self._telemetry.statuses(self._generations))
         state_kept(statuses, self.references.kept, self._generations)
         state_unread(statuses, self._resources, self._generations)
         return statuses

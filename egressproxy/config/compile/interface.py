@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from egressproxy.config.otlp_environment import TracingDefaults
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.errors import Denied
@@ -133,7 +134,8 @@ class Defaults:
     `system_roots` is the mark of the system's CA certificates. `unbound` are the addresses and ports that could not be
     bound, with reasons; a cluster's listeners there are not served. `gateway_namespaces` limits the namespaces whose
     Gateways and ListenerSets are read from a cluster; empty: all. `experimental` permits what provisional GEPs define.
-    `has_service`: a Service with a cluster IP is in front of the gateway.
+    `has_service`: a Service with a cluster IP is in front of the gateway. `tracing`: for Gateways without a policy for
+    it.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -146,6 +148,7 @@ class Defaults:
     gateway_namespaces: tuple[str, ...] = ()
     experimental: bool = False
     has_service: bool = False
+    tracing: TracingDefaults | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,14 @@ from egressproxy.config.resources.gateway import Gateway, GatewayClass, Listener
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.config.resources.telemetry import XTelemetryPolicy
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.config.served_kinds import is_experiment
 from egressproxy.model.near_names import did_you_mean
 
 KINDS: tuple[type[Resource], ...] = (
     GatewayClass, Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, BackendTlsPolicy, ReferenceGrant,
-    XBackend, WorkingGroupBackend, GatewayXBackendDestination, PublishedPipeline, PrototypeBackend,
+    XTelemetryPolicy, XBackend, WorkingGroupBackend, GatewayXBackendDestination, PublishedPipeline, PrototypeBackend,
     XBackendDestination, Backend, EgressPolicy, AccessPolicy, PayloadProcessingPipeline, FilterTypeDefinition, Namespace,
     Secret, ConfigMap, Service, ServiceAccount, Pod, EndpointSlice, ClusterTrustBundle,
 )  # fmt: skip

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
+from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
 from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
@@ -32,6 +33,7 @@ from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import LOGGED, Exchange
+from egressproxy.model.exchange_trace import add_wait
 from egressproxy.model.per_client_quota import client_of, identity_of
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.pending_protocol import PendingProtocol
@@ -138,6 +140,7 @@ class ConnectionOpener:
         else:
             endpoints = await self._endpoints(exchange, target, connect)
             source = self._source.choose(identity_of(exchange)) if self._source is not None else None
+            began = monotonic() if exchange.state else 0.0
             dial = self._network.dialer.dial(endpoints, PendingProtocol, timeout_s=self._connect_s, source=source)
             try:
                 _, parked, _ = await dial
@@ -147,6 +150,8 @@ class ConnectionOpener:
             finally:
                 del dial  # its error's traceback holds this frame: no cycle
             exchange.upstream = peer_name(parked.transport)
+            if began:
+                add_wait(exchange, "connect", began)
         if parked.is_lost:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=RetrySafety.SAFE)
         return parked
@@ -170,7 +175,10 @@ class ConnectionOpener:
             else:
                 known = self.resolver.cached(target.host)
                 if known is None:
+                    began = monotonic() if exchange.state else 0.0
                     resolved = await self.resolver.resolve(target.host, client_of(exchange), identity_of(exchange))
+                    if began:
+                        add_wait(exchange, "dns", began)
                 else:
                     resolved = known
             addresses = policy.check(target.host, resolved, target.port)
@@ -270,6 +278,7 @@ class ConnectionOpener:
             resumption=target.resumption_of(exchange),
         )  # fmt: skip
         timer = self._network.loop.call_later(self.spec.tls_handshake_s or 60.0, stream.abort_handshake)
+        began = monotonic() if exchange.state else 0.0
         try:
             parked.hand_over(stream)
             await done
@@ -280,6 +289,8 @@ class ConnectionOpener:
             timer.cancel()
             waiting.clear()
             del done  # its error's traceback holds this frame: no cycle
+        if began:
+            add_wait(exchange, "tls", began)
         return stream
 
     # --- what may be dialled ------------------------------------------------------------------------------------

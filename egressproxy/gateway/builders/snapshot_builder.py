@@ -26,7 +26,7 @@ from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache, CertificateCaches
 from egressproxy.gateway.route import DefaultRoutes, Route, self_service
-from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
+from egressproxy.gateway.snapshot import ActiveListener, Exporters, Port, Snapshot
 from egressproxy.gateway.subject_overrides import SubjectOverrides
 from egressproxy.ir.gateway import (
     CertificateIR,
@@ -80,6 +80,8 @@ class SnapshotBuilder:
         self.tables: dict[tuple[object, ...], tuple[HttpTable[Route], HostMap[bool]]] = {}
         self.streams: dict[tuple[int, ...], HostMap[Route]] = {}
         self.leaf_caches = CertificateCaches(previous.leaf_caches if previous is not None else None)
+        self.exporters: Exporters = {}
+        self._known_exporters = previous.exporters if previous is not None else {}
 
     def _called(self, name: str, callee: Callee) -> FilterCall:
         return self.parts.called(name, callee, self.metrics.filter_calls)
@@ -132,7 +134,7 @@ class SnapshotBuilder:
         self.leaf_caches.forget_known()
         return Snapshot(
             config.generation, ports, self.parts.clusters, self.filters, self.leaf_caches, self.authenticators,
-            self.parts.watches,
+            self.parts.watches, self.exporters,
         )  # fmt: skip
 
     def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> BlockingWork[Port]:
@@ -207,6 +209,11 @@ class SnapshotBuilder:
             table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"), terminate,
             certificate_caches, authenticator, pre_route=before.route if before is not None else None,
         )  # fmt: skip
+        if spec.tracing is not None:
+            # Here, since few Gateways trace.
+            from egressproxy.gateway.builders.tracers import tracer_of
+
+            listener.tracer = tracer_of(spec.tracing, self.parts, self._known_exporters, self.exporters, self.metrics)
         if spec.subjects:
             listener.variants = SubjectOverrides(spec.subjects, dict(variants), listener)
         return listener

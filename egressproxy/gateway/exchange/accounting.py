@@ -19,7 +19,9 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.forwarded_identity import SeenValues
+from egressproxy.model.message import RequestHead
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
@@ -41,13 +43,20 @@ class Accounting:
         self._id_prefix = f"{secrets.token_hex(4)}-"
         self._number = 0
 
-    def new_exchange(self, client: str, listener: ActiveListener, identity: CallerIdentity) -> Exchange:
-        """An exchange of this client (`address:port`) that begins now, with a request id of its own."""
+    def new_exchange(
+        self, client: str, listener: ActiveListener, identity: CallerIdentity, head: RequestHead | None = None
+    ) -> Exchange:
+        """An exchange of this client (`address:port`) that begins now, with a request id of its own. `head`: as it came
+        from the client, if this is one of HTTP.
+        """
         self._number += 1
-        return Exchange(
+        made = Exchange(
             client, listener.gateway, listener.name, monotonic(), identity, time(),
             self._id_prefix + hex(self._number)[2:], listener.series,
         )  # fmt: skip
+        if listener.tracer is not None:
+            listener.tracer.start(made, head)
+        return made
 
     def record_error(self, exchange: Exchange, pipeline: Pipeline, error: GatewayError) -> None:
         """Note in the exchange what ended it. An Event tells operators of what they can mend."""
@@ -106,6 +115,9 @@ class Accounting:
         exchange.series.observe(exchange)
         self.access_log.record(exchange)
         if exchange.state:
+            trace = exchange.state.get(TRACE)
+            if trace is not None:
+                trace.end(exchange)
             exchange.forget_state()
         self.recent.append(
             (

@@ -19,7 +19,7 @@ from egressproxy.gateway.backends.buffered_body import BUFFERED_REQUEST, Buffere
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import call_upstream, proxy_credentials_fault
+from egressproxy.gateway.backends.upstream_call import UpstreamCaller, call_upstream, proxy_credentials_fault
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.attempt_driver import AttemptDriver
 from egressproxy.gateway.exchange.client import Client
@@ -61,6 +61,7 @@ from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange_trace import add_wait, traced_caller
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 
@@ -105,7 +106,7 @@ class HttpConnectionManager(Server):
         """Carry out what the pipeline says, to the end of the exchange."""
         pipeline = client.pipeline
         exchange = pipeline.exchange = self.accounting.new_exchange(
-            client.client, client.state.port.first, client.identity
+            client.client, client.state.port.first, client.identity, head
         )
         exchange.request = head
         exchange.method = head.method
@@ -127,7 +128,10 @@ class HttpConnectionManager(Server):
                     steps: FilterSteps = pipeline.steps  # type: ignore[assignment]  # set with the action
                     outcome = run(steps, exchange)
                     if outcome is not None:
+                        began = monotonic()
                         pipeline.answer = await answer_of(outcome, steps, exchange, pipeline)
+                        if exchange.state:
+                            add_wait(exchange, "filters", began)
                 elif action == CALL:
                     client.body_limit = exchange.max_body_bytes
                     body = pipeline.body
@@ -137,8 +141,11 @@ class HttpConnectionManager(Server):
                         pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
                     cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
                     chain = pipeline.response_chain = backend.chain
+                    caller: UpstreamCaller = client
+                    if exchange.state:
+                        caller = traced_caller(caller, exchange)
                     found = await call_upstream(
-                        client, pipeline, exchange, cluster, cluster.target(exchange), chain, body
+                        caller, pipeline, exchange, cluster, cluster.target(exchange), chain, body
                     )
                     if pipeline.held_bytes is not None:
                         body = None

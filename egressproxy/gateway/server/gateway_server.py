@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
 #: For requests that are on their way when a drain begins: so long it waits before it closes idle connections.
 ARRIVE_S = 0.1
+#: How long the end of a drain waits for a collector of spans.
+EXPORT_S = 2.0
 
 
 class GatewayServer:
@@ -267,6 +269,7 @@ class GatewayServer:
         for port in ports:
             port.abort_all()
         if self.snapshot is not None:
+            await asyncio.gather(*(each.drain(EXPORT_S) for each in self.snapshot.exporters.values()))
             for cluster in self.snapshot.clusters.values():
                 cluster.retire()
             self.snapshot.filters.close()

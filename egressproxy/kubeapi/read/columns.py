@@ -258,6 +258,7 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         Column("Port", _x_backend_port, "Its port."),
         *_OF_USERS,
     ),
+    ("gateway.networking.x-k8s.io", "XTelemetryPolicy"): _object_with(_TARGETS, _BY_ANCESTORS, _REASON),
     **dict.fromkeys(BACKENDS, _backend(*_OF_USERS)),
     (OURS, "Backend"): _backend(
         _ACCEPTED,

@@ -42,6 +42,7 @@ _SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
     (GATEWAY, "Gateway"): {**_LISTENERS, ("spec", "tls", "frontend", "perPort"): ("port",)},
     (GATEWAY, "ListenerSet"): _LISTENERS,
     (GATEWAY, "BackendTLSPolicy"): _TARGETS,
+    ("gateway.networking.x-k8s.io", "XTelemetryPolicy"): {("spec", "tracing", "attributes"): ("name",)},
     # Ours has lists that are one value: their keys may be left out, and a CustomResourceDefinition takes no such keys.
     **dict.fromkeys((each for each in BACKENDS if each[0] != OURS), _BACKEND),
     (OURS, "EgressPolicy"): _EXTENSIONS,

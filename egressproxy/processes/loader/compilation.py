@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import gc
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
@@ -14,6 +16,7 @@ from typing import Final, NamedTuple
 from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.extensions.config_schema import settings_adapter
 from egressproxy.config.compile.interface import Compiled, Defaults
+from egressproxy.config.otlp_environment import TracingDefaults, tracing_defaults
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.kinds import KINDS
@@ -88,7 +91,14 @@ def _defaults(bind: tuple[str, ...], machine: Machine) -> Defaults:
         gateway_namespaces=machine.gateway_namespaces,
         experimental=machine.experimental,
         has_service=machine.has_service,
+        tracing=_tracing_defaults(),
     )
+
+
+def _tracing_defaults() -> TracingDefaults | None:
+    with suppress(ValueError):  # `run` has refused to start
+        return tracing_defaults(os.environ)
+    return None
 
 
 def _can_take_any_certificate() -> bool:

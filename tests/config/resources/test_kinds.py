@@ -32,6 +32,7 @@ from egressproxy.config.resources.kinds import BY_API_VERSION, KINDS, kind_class
 from egressproxy.config.resources.meta import LabelSelector, Origin, Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.config.resources.telemetry import XTelemetryPolicy
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.gateway import TlsMode
 from egressproxy.ir.policy import Family, Mode, SniCheck
@@ -89,6 +90,10 @@ SPECS: dict[type[Resource], dict[str, Any] | None] = {
     ReferenceGrant: {
         "from": [{"group": "g", "kind": "HTTPRoute", "namespace": "n"}],
         "to": [{"group": "", "kind": "Service"}],
+    },
+    XTelemetryPolicy: {
+        "targetRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "gw"}],
+        "tracing": {"provider": {"backendRef": {"name": "otel", "port": 4317}}, "samplingRate": {"numerator": 1}},
     },
     XBackend: {
         "type": "ExternalHostname",

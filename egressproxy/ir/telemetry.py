@@ -1,0 +1,65 @@
+"""Traces of a Gateway's exchanges. Source: Gateway API XTelemetryPolicy (GEP-4768)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from egressproxy.ir.route import WeightedBackend
+from egressproxy.model.secret import SecretBytes
+
+SERVICE_NAME: Final = "egressproxy"
+
+
+class OtlpProtocol(str, Enum):
+    """The transport of OTLP; both carry protocol buffers."""
+
+    HTTP = "http/protobuf"
+    GRPC = "grpc"
+
+
+class AttributeSource(str, Enum):
+    """Gateway API Attribute `type`."""
+
+    HEADER = "Header"
+    LITERAL = "Literal"
+    ATTRIBUTE = "Attribute"
+
+
+@dataclass(frozen=True, slots=True)
+class SpanAttributeIR:
+    """An attribute of each span. `value` is the name of a field in lower case, the text, or the key of an attribute."""
+
+    name: str
+    source: AttributeSource
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorIR:
+    """A collector of spans. `path` is that of OTLP over HTTP; `headers` go with every request to it."""
+
+    backend: WeightedBackend
+    protocol: OtlpProtocol = OtlpProtocol.HTTP
+    path: str = "/v1/traces"
+    headers: tuple[tuple[str, SecretBytes], ...] = ()
+    service_name: str = SERVICE_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class TracingIR:
+    """`share` of new traces is recorded, from 0.0 to 1.0; `parent_share` of those that a client has sampled, and none
+    that it has not. None: a client's decision does not count.
+
+    `continues`: a client's trace goes on; otherwise each exchange begins one. `keeps_errors`: a trace that is not
+    recorded is, where the exchange fails. `span_name` "": the method.
+    """
+
+    collector: CollectorIR
+    share: float = 1.0
+    parent_share: float | None = None
+    continues: bool = True
+    keeps_errors: bool = False
+    span_name: str = ""
+    attributes: tuple[SpanAttributeIR, ...] = ()

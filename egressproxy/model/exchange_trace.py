@@ -1,0 +1,75 @@
+"""The interface between the path of a request and `telemetry/tracing`, which only a Gateway that traces imports."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.model.message import RequestHead
+
+CallerT = TypeVar("CallerT")
+
+
+class ExchangeTrace(ABC):
+    """The trace of an exchange whose spans are recorded."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def log_text(self) -> str:
+        """Members of JSON for the access log: `trace_id`, and the client's `x_request_id` if there is one."""
+
+    @abstractmethod
+    def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
+        """This UpstreamCaller, with a span for each attempt that it makes for `exchange`."""
+
+    @abstractmethod
+    def add_wait(self, name: str, began: float) -> None:
+        """Record, as a child span, what the exchange has waited for until now. `began`: monotonic seconds."""
+
+    @abstractmethod
+    def add_attributes(self, attributes: Mapping[str, str | float]) -> None:
+        """Add attributes to the span of the exchange."""
+
+    @abstractmethod
+    def end(self, exchange: Exchange) -> None:
+        """The exchange is accounted for: hand its spans to the exporter, unless they are not for it."""
+
+
+class Tracer(ABC):
+    """What traces the exchanges of one listener."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def start(self, exchange: Exchange, head: RequestHead | None) -> None:
+        """Read the context of the client's request, and write the one that goes on. None: there is no request."""
+
+
+class Exporter(ABC):
+    """What takes spans to a collector."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def drain(self, timeout_s: float) -> None:
+        """Export what is recorded. Returns after `timeout_s` seconds at the latest."""
+
+
+TRACE: Final[StateSlot[ExchangeTrace]] = StateSlot("trace")
+
+
+def add_wait(exchange: Exchange, name: str, began: float) -> None:
+    """As `ExchangeTrace.add_wait`, where the trace of `exchange` is recorded."""
+    trace = exchange.state.get(TRACE)
+    if trace is not None:
+        trace.add_wait(name, began)
+
+
+def traced_caller(caller: CallerT, exchange: Exchange) -> CallerT:
+    """This UpstreamCaller, with spans for its attempts where the trace of `exchange` is recorded."""
+    trace = exchange.state.get(TRACE)
+    return caller if trace is None else trace.calls(caller, exchange)

@@ -1,0 +1,196 @@
+"""Traces of a real gateway, at collectors that speak OTLP: over HTTP, and over gRPC by grpcio."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent import futures
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.support import manifests as m
+from tests.support.collector import CLIENT, INTERNAL, SERVER, ReadRequest, read_request
+from tests.support.net import free_port
+from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+
+
+class Got:
+    """What a collector has got: requests, and the fields or metadata of each."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.requests: list[tuple[dict[str, str], ReadRequest]] = []
+
+    def take(self, fields: dict[str, str], data: bytes) -> None:
+        self.requests.append((fields, read_request(data)))
+
+    def spans(self, count: int) -> list[Any]:
+        """Wait for so many spans."""
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            found = [span for _, request in self.requests for span in request.spans]
+            if len(found) >= count:
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"{len(found)} spans came, of {count}")
+
+
+class Handler(BaseHTTPRequestHandler):
+    got: Got
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        assert self.path == "/v1/traces"
+        self.got.take({name.lower(): value for name, value in self.headers.items()}, body)
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        """As an origin: says what it was told of the trace."""
+        said = (self.headers["traceparent"] or "-").encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_arguments: Any) -> None: ...
+
+
+def served_http() -> Iterator[Got]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {}))
+    got = Got(server.server_address[1])
+    server.RequestHandlerClass.got = got  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield got
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def served_grpc() -> Iterator[Got]:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    got = Got(server.add_insecure_port("127.0.0.1:0"))
+
+    def export(request: bytes, context: grpc.ServicerContext) -> bytes:
+        got.take({name: str(value) for name, value in context.invocation_metadata()}, request)
+        return b""
+
+    class Service(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> Any:
+            return grpc.unary_unary_rpc_method_handler(export) if details.method == EXPORT else None
+
+    server.add_generic_rpc_handlers((Service(),))
+    server.start()
+    yield got
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def origin() -> Iterator[Got]:
+    yield from served_http()
+
+
+@pytest.fixture(params=["http", "grpc"])
+def collector(request: pytest.FixtureRequest) -> Iterator[tuple[str, Got]]:
+    served = served_http() if request.param == "http" else served_grpc()
+    for got in served:
+        yield request.param, got
+
+
+def asked(port: int, origin: Got, **headers: str) -> str:
+    proxy = urllib.request.ProxyHandler({"http": f"http://127.0.0.1:{port}"})
+    request = urllib.request.Request(f"http://127.0.0.1:{origin.port}/x?key=1", headers=headers)
+    with urllib.request.build_opener(proxy).open(request, timeout=WAIT_S) as response:
+        return str(response.read().decode())
+
+
+def gateway(port: int, *more: m.Manifest) -> list[m.Manifest]:
+    allow = {"allow": [{"cidrs": ["127.0.0.0/8"]}]}
+    policy = m.policy(cidrs=["127.0.0.0/8"], destinations=allow)
+    return [m.gateway(m.forward_listener(port)), policy, *more]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_spans_of_a_policy_come_to_the_collector(tmp_path: Path, origin: Got, collector: tuple[str, Got], workers: int):
+    kind, got = collector
+    port = free_port()
+    provider = {
+        "backendRef": {"group": "egressproxy.io", "kind": "Backend", "name": "otel"},
+        "headers": [{"name": "X-Tenant", "value": "secret-tenant"}],
+    }
+    spec = {
+        "targetRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "gw"}],
+        "tracing": {"provider": provider, "serviceName": "egress", "parentBasedSampling": {"mode": "Enabled"}},
+    }
+    objects = gateway(
+        port,
+        m.ip_backend("otel", got.port, protocol="GRPC" if kind == "grpc" else "HTTP"),
+        m.manifest("gateway.networking.x-k8s.io/v1alpha1", "XTelemetryPolicy", "t", "agents", spec=spec),
+    )
+    with GatewayProcess(tmp_path, objects, arguments=["--workers", str(workers)]) as process:
+        told = asked(port, origin, traceparent=f"00-{TRACE}-{SPAN}-01")
+        record = process.wait_for_record(status=200)
+        connect, whole, attempt = sorted(got.spans(3), key=lambda span: span.kind)
+        fields, request = got.requests[0]
+        assert process.metric("egress_spans_exported_total") == 3
+        assert "secret-tenant" not in process.stderr
+    assert told == f"00-{TRACE}-{attempt.span_id.hex()}-01"
+    assert (connect.name, connect.kind, whole.kind, attempt.kind) == ("connect", INTERNAL, SERVER, CLIENT)
+    assert whole.trace_id.hex() == attempt.trace_id.hex() == TRACE == record["trace_id"]
+    assert (whole.parent_span_id.hex(), attempt.parent_span_id) == (SPAN, whole.span_id)
+    assert request.resource["service.name"] == "egress"
+    assert request.attributes(whole)["url.path"] == "/x"
+    assert request.attributes(attempt)["network.peer.port"] == origin.port
+    assert abs(whole.start_time_unix_nano / 1e9 - time.time()) < 600
+    assert fields["x-tenant"] == "secret-tenant"
+    assert "traceparent" not in fields
+
+
+def test_what_has_not_gone_yet_goes_out_when_the_gateway_ends(tmp_path: Path, origin: Got, collector: tuple[str, Got]):
+    kind, got = collector
+    port = free_port()
+    protocol = "grpc" if kind == "grpc" else "http/protobuf"
+    environment = {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=t%201",
+        "OTEL_SERVICE_NAME": "of-the-process",
+    }
+    arguments = ["--otlp-endpoint", f"http://localhost:{got.port}"]
+    with GatewayProcess(tmp_path, gateway(port), arguments=arguments, environment=environment):
+        told = asked(port, origin)
+        assert told.endswith("-01")
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 30
+    fields, request = got.requests[0]
+    assert fields["x-tenant"] == "t 1"
+    assert request.resource["service.name"] == "of-the-process"
+    assert [span.kind for span in request.spans] == [SERVER, CLIENT, INTERNAL]
+    assert told.split("-")[1] == request.spans[0].trace_id.hex()
+
+
+def test_what_is_denied_has_a_span(tmp_path: Path, collector: tuple[str, Got]):
+    kind, got = collector
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{got.port}",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc" if kind == "grpc" else "http/protobuf",
+    }
+    port = free_port()
+    with GatewayProcess(tmp_path, gateway(port), environment=environment):
+        proxy = urllib.request.build_opener(urllib.request.ProxyHandler({"http": f"http://127.0.0.1:{port}"}))
+        with pytest.raises(urllib.error.HTTPError):
+            proxy.open("http://denied.example/", timeout=WAIT_S)
+        (span,) = got.spans(1)
+    assert ReadRequest.attributes(span)["http.response.status_code"] == 403

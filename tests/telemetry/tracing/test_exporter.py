@@ -1,0 +1,155 @@
+"""The exporter: its queue, its batches, and what it does when a collector does not take them."""
+
+import asyncio
+
+import pytest
+
+from egressproxy.telemetry.counters import SpanCounts
+from egressproxy.telemetry.tracing import exporter as exporting
+from egressproxy.telemetry.tracing.exporter import NotTaken, SpanExporter
+from egressproxy.telemetry.tracing.otlp import Encoder
+from tests.support.collector import read_request
+from tests.support.waiting import WAIT_S
+from tests.telemetry.tracing.test_otlp import exchange
+
+
+class Collector:
+    """Answers with what stands in `answers`, in turn: None takes a batch."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.batches = []
+        self.is_held = asyncio.Event()
+        self.is_held.set()
+        self.came = asyncio.Event()
+
+    async def send(self, data):
+        self.batches.append(data)
+        self.came.set()
+        await self.is_held.wait()
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer or (0, "")
+
+    @property
+    def paths(self):
+        return [[span.attributes for span in read_request(each).spans] for each in self.batches]
+
+
+async def until(condition):
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+def exporter_to(collector, counts):
+    return SpanExporter("ns/collector", collector.send, Encoder({}, "1"), counts)
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(exporting, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(exporting, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(exporting, "LONGEST_PAUSE_S", 0.0)
+
+
+async def test_a_batch_goes_out_behind_the_interval(at_once):
+    collector, counts = Collector(), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    for _ in range(3):
+        exporter.put(exchange())
+    await collector.came.wait()
+    await exporter.drain(5)
+    assert [len(each) for each in collector.paths] == [3]
+    assert (counts.exported, dict(counts.dropped), counts.last_error) == (3, {}, "")
+
+
+async def test_a_full_batch_does_not_wait():
+    collector, counts = Collector(), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    for _ in range(exporting.BATCH):
+        exporter.put(exchange())
+    await asyncio.wait_for(collector.came.wait(), exporting.INTERVAL_S / 2)
+    await exporter.drain(5)
+    assert counts.exported == exporting.BATCH
+
+
+async def test_a_drain_exports_all_that_waits():
+    collector, counts = Collector(), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    for _ in range(2 * exporting.BATCH + 1):
+        exporter.put(exchange())
+    await exporter.drain(5)
+    assert counts.exported == 2 * exporting.BATCH + 1
+    assert len(collector.batches) == 3
+
+
+async def test_what_has_no_room_is_dropped_and_counted(monkeypatch):
+    monkeypatch.setattr(exporting, "MAX_WAITING", 2)
+    collector, counts = Collector(), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    for _ in range(5):
+        exporter.put(exchange())
+    assert counts.dropped == {"queue_full": 3}
+    await exporter.drain(5)
+    assert counts.exported == 2
+
+
+async def test_what_a_collector_cannot_take_now_is_sent_again(at_once, caplog):
+    collector, counts = Collector(NotTaken("503", 0.0), NotTaken("429", 0.0), None), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    exporter.put(exchange())
+    await until(lambda: counts.exported)
+    assert len(collector.batches) == 3
+    assert len(set(collector.batches)) == 1
+    assert (counts.exported, dict(counts.dropped), counts.last_error) == (1, {}, "")
+    assert [record.getMessage() for record in caplog.records] == ["traces: ns/collector: 503"]  # one warning a minute
+
+
+async def test_what_a_collector_never_takes_is_dropped(at_once):
+    collector, counts = Collector(NotTaken("400")), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    exporter.put(exchange())
+    await until(lambda: counts.dropped)
+    assert (counts.dropped, counts.last_error) == ({"refused": 1}, "400")
+    assert len(collector.batches) == 1
+
+
+async def test_a_collector_that_is_away_too_long_loses_spans(at_once, monkeypatch):
+    monkeypatch.setattr(exporting, "RETRY_S", 0.0)
+    collector, counts = Collector(NotTaken("away", 1.0)), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    exporter.put(exchange())
+    await until(lambda: counts.dropped)
+    assert counts.dropped == {"unreachable": 1}
+
+
+async def test_spans_that_a_collector_refuses_of_a_batch_are_counted():
+    collector, counts = Collector((2, "too old")), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    for _ in range(3):
+        exporter.put(exchange())
+    await exporter.drain(5)
+    assert (counts.exported, counts.dropped) == (1, {"refused": 2})
+    assert counts.last_error == "the collector refused 2 of 3 spans: too old"
+
+
+async def test_a_drain_does_not_wait_for_ever():
+    collector, counts = Collector(), SpanCounts()
+    collector.is_held.clear()
+    exporter = exporter_to(collector, counts)
+    exporter.put(exchange())
+    await exporter.drain(0.01)
+    await asyncio.sleep(0)
+    assert counts.dropped == {"unreachable": 1}
+
+
+async def test_an_idle_exporter_has_neither_timer_nor_task():
+    exporter = exporter_to(Collector(), SpanCounts())
+    assert exporter._handle is None
+    exporter.put(exchange())
+    await exporter.drain(5)
+    await asyncio.sleep(0)
+    assert exporter._handle is None
+    assert exporter._task is None
