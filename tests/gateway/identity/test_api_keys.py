@@ -200,16 +200,15 @@ def test_an_expired_key_is_refused_on_a_connection_that_has_shown_it(converse: S
 
 def test_a_revoked_key_is_refused_on_an_open_http_2_connection(converse: Start):
     talk = converse(server(secret=keys(ci=KEY)))
-    h2 = speak_http2(talk)
-    request = {":method": "GET", ":path": "/", ":scheme": "http", ":authority": "a.example", "x-api-key": KEY}
-    h2.ask(request)
+    client = speak_http2(talk)
+    shown = (b"x-api-key", KEY.encode())
+    stream = client.ask(b"GET", b"/", b"a.example", shown)
     talk.dialled("a.example", 80)
     talk.origin << GET_SENT
     talk.origin >> OK
-    assert h2.answer()[0] == 200
+    assert client.answer(stream).status == 200
     talk.reload(server(secret=keys(other=OTHER)))
-    h2.ask(request)
-    assert h2.answer()[0] == 401
+    assert client.answer(client.ask(b"GET", b"/", b"a.example", shown)).status == 401
 
 
 # --- what they are for -------------------------------------------------------------------------------------------
