@@ -22,7 +22,7 @@ _PATHS: Final = click.Path(exists=True, path_type=Path)
 
 @click.group("keys")
 def command() -> None:
-    """Make, list and revoke API keys of clients (`identity.apiKeys` of an EgressPolicy).
+    """Make, list and revoke API keys of clients, whom an EgressPolicy knows by them (apiKeys of its identity).
 
     \b
     Examples:
@@ -58,12 +58,9 @@ def _expires(_: click.Context, __: click.Parameter, value: str | None) -> str:
 @click.option("--routes", multiple=True, metavar="ROUTE,…", help="The only routes, as NAME or NAMESPACE/NAME.")
 @click.option("--models", multiple=True, metavar="MODEL,…", help="The only models, with * for any characters.")
 @click.option(
-    "--expires",
-    "not_after",
-    callback=_expires,
-    metavar="TIME",
+    "--expires", "not_after", callback=_expires, metavar="TIME",
     help="When it ends: 30d, 12h, or a time. Default: never.",
-)
+)  # fmt: skip
 @click.option("--prefix", default="", metavar="TEXT", help="What the key begins with, such as sk-ant-.")
 @click.option(
     "--secret", default="keys", show_default=True, metavar="[NAMESPACE/]NAME", help="The Secret that gets the record."
@@ -130,7 +127,7 @@ def new(
 @click.argument("paths", nargs=-1, required=True, type=_PATHS)
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", help="The format.")
 def list_keys(paths: tuple[Path, ...], output: str) -> None:
-    """Print the keys in these manifests, or folders of them: entry, client, end and restrictions. Never a key or a hash.
+    """Print the keys in these manifests, or folders of them: entry, client, end and restrictions; never a key or hash.
 
     \b
     Examples:

@@ -171,7 +171,7 @@ def check_grant(grant: KeyGrant, exchange: Exchange, route: Route) -> None:
         raise Denied(Reason.MODEL_DENIED, message, rule=rule, remedy=remedy)
     if not any(step.filter.checks_models and not step.fail_open for step in route.chain.request_headers or ()):
         message = "the API key of this client is for some models alone, and this route has no filter that reads them"
-        remedy = "use another key, or have a ModelPolicy (failurePolicy FailClosed) added to the route"
+        remedy = "use another key, or have a ModelPolicy without failOpen added to the route"
         raise Denied(Reason.MODEL_DENIED, message, rule=rule, remedy=remedy)
 
 
