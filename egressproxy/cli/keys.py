@@ -67,7 +67,7 @@ def _expires(_: click.Context, __: click.Parameter, value: str | None) -> str:
 )
 @click.option(
     "--secret-file", type=click.Path(path_type=Path), metavar="PATH",
-    help="The file with the manifest of the Secret, or the folder with a file for each entry. Default: print a manifest.",
+    help="The manifest of the Secret, or a folder with a file for each entry. Default: print a manifest.",
 )  # fmt: skip
 def new(
     name: str,

@@ -199,6 +199,13 @@ def take_keys(head: RequestHead) -> set[bytes]:
     return shown
 
 
+def client_of_key(key: ApiKeyIR) -> CallerIdentity:
+    """The client that shows this key."""
+    return CallerIdentity(
+        key.namespace, key.service_account, name=key.name, source="key", groups=key.groups, grant=key.grant
+    )
+
+
 class ApiKeys:
     """The keys of one listener, by digest; `take` and `shown` are `take_keys` and `shown_key`."""
 
@@ -221,10 +228,7 @@ class ApiKeys:
             raise CredentialRefused(f"the API key expired {ago} ago", f"key {found.grant.entry}")
         identity = self._identities.get(digest)
         if identity is None:
-            identity = self._identities[digest] = CallerIdentity(
-                found.namespace, found.service_account, name=found.name, source="key", groups=found.groups,
-                grant=found.grant,
-            )  # fmt: skip
+            identity = self._identities[digest] = client_of_key(found)
         return found, identity
 
     def has(self, key: object) -> bool:

@@ -9,10 +9,15 @@ import pytest
 
 from egressproxy.gateway.identity import authenticator
 from egressproxy.identity.api_keys import new_key, new_record
+from egressproxy.protocols.socks5.messages import ReplyCode
+from egressproxy.protocols.socks5.server import reply
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
+from tests.gateway.identity.test_held_requests import refused, the_hold
 from tests.gateway.identity.test_tokens import CLUSTER, basic, bearer, is_refused, is_served, shows
 from tests.gateway.kit import ESTABLISHED, GET_SENT, OK, OK_PASSED, connect, forward, reverse
+from tests.gateway.listeners.test_socks_connection import asks, login
+from tests.operators.approval.test_approval_hold import TYPE, decide
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 
@@ -211,6 +216,40 @@ def test_a_revoked_key_is_refused_on_an_open_http_2_connection(converse: Start):
     assert client.answer(client.ask(b"GET", b"/", b"a.example", shown)).status == 401
 
 
+def test_a_key_that_is_revoked_while_its_request_waits(converse: Start):
+    def held(secret: Any) -> list[Any]:
+        extension = {"name": "hold", "type": TYPE, "config": {}}
+        return forward(secret, identity={**IDENTITY, "required": False}, extensions=[extension])
+
+    for begins, status in ((lambda _: bearer(KEY), 407), (in_a_tunnel, 403)):
+        talk = converse(held(keys(ci=KEY)))
+        talk.client >> begins(talk)
+        hold = the_hold(talk)
+        talk.reload(held(keys(other=OTHER)))
+        assert decide(talk, hold["id"], approves=True) == 1
+        assert refused(talk)[0] == status
+
+
+def in_a_tunnel(talk: Conversation) -> bytes:
+    open_tunnel(talk, connect("a.example:80"))
+    return shows(b"x-api-key", KEY, REVERSE_GET)
+
+
+def test_socks_takes_a_key_as_password(converse: Start):
+    listener = {"name": "socks", "port": 1080, "protocol": f"{m.OURS}/socks5"}
+    objects = [m.gateway(listener), m.policy(["a.example"], identity=IDENTITY), keys(ci=KEY)]
+    for key, answer in ((KEY, None), (OTHER, ReplyCode.NOT_ALLOWED)):
+        talk = converse(objects)
+        talk.client >> b"\x05\x02\x00\x02"
+        talk.client << b"\x05\x02"
+        talk.client >> login(b"any", key.encode())
+        talk.client << b"\x01\x00"
+        talk.client >> asks("a.example", 22)
+        if answer is None:
+            talk.dialled("a.example", 22)
+        talk.client << reply(answer)
+
+
 # --- what they are for -------------------------------------------------------------------------------------------
 def test_a_key_is_for_its_routes_alone(converse: Start):
     rules = m.http_route("other", m.prefix_rule("/other", "a"))
@@ -240,13 +279,13 @@ def test_a_key_is_for_its_models_alone(converse: Start, config: Any):
     extension = {"name": "models", "type": "egressproxy.io/ModelPolicy:v1", "config": config}
     talk = converse(server(secret=keys(ci=new_record(KEY, models=["gpt-*"]), all=OTHER), extensions=[extension]))
 
-    def asks(model: str, key: str, path: bytes = b"/v1/chat/completions") -> bytes:
+    def asks_for(model: str, key: str, path: bytes = b"/v1/chat/completions") -> bytes:
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hi"}]}).encode()
         head = b"POST %b HTTP/1.1\r\nHost: a.example\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         return shows(b"Authorization", f"Bearer {key}", head % (path, len(body))) + body
 
     is_new = True
-    for request in (asks("gpt-5", KEY), asks("o9", OTHER)):
+    for request in (asks_for("gpt-5", KEY), asks_for("o9", OTHER)):
         talk.client >> request
         if is_new:
             talk.dialled("a.example", 80)
@@ -255,9 +294,9 @@ def test_a_key_is_for_its_models_alone(converse: Start, config: Any):
         assert b"egk_" not in sent
         talk.origin >> OK
         talk.client << OK_PASSED
-    assert "is not for model 'o9'" in is_refused(talk, asks("o9", KEY), 403)[0]
+    assert "is not for model 'o9'" in is_refused(talk, asks_for("o9", KEY), 403)[0]
     assert talk.record()["reason"] == "model_denied"
-    talk.client >> asks("o9", KEY, b"/elsewhere")
+    talk.client >> asks_for("o9", KEY, b"/elsewhere")
     assert talk.client.answer()[0] == 403
 
 
