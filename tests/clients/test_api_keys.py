@@ -16,6 +16,7 @@ from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.origins import ai
 from tests.support.origins.server import OriginServer
+from tests.support.pki import Pki
 from tests.support.process import GatewayProcess
 from tests.support.waiting import wait_until
 
@@ -37,7 +38,8 @@ class World:
     """A gateway before a provider, whose key it adds; and a client for each SDK."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.origin = stack.enter_context(OriginServer([ai.routes()]))
+        pki = Pki(folder)
+        self.origin = stack.enter_context(OriginServer([ai.routes()], pki.server_context(HOST)))
         dns = stack.enter_context(NameServer({HOST: [self.origin.address]}))
         self.port = free_port()
         injector = {
@@ -52,7 +54,7 @@ class World:
                 identity={"apiKeys": {"secretRefs": [{"name": "keys"}]}},
             ),
             m.secret("provider", {"token": SECRET}),
-            m.backend("provider", HOST, self.origin.port, extensions=[injector]),
+            m.backend("provider", HOST, self.origin.plain_port, extensions=[injector]),
             m.http_route("openai", m.prefix_rule("/openai", "provider")),
             m.http_route("anthropic", m.prefix_rule("/anthropic", "provider")),
         ]  # fmt: skip

@@ -283,7 +283,7 @@ def test_the_client_of_an_api_key_asks_with_its_routes():
         found = ask(objects, "GET", "https://api.example/v1", dns="false", key=name)
         assert found["verdict"] == "allowed", found
     found = ask(objects, "GET", "http://a.example/", dns="false", key="ci-1")
-    assert (found["verdict"], found["denial"]["reason"]) == ("denied", "destination_denied")
+    assert (found["verdict"], found["error"]["reason"]) == ("denied", "destination_denied")
     text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
     assert "clients 2 API keys; others are refused (407 or 401)" in text
     assert "agents/keys#ci-1" in str(found)
