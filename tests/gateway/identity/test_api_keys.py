@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from egressproxy.gateway.identity import authenticator
+from egressproxy.gateway.listeners import transparent_connection
 from egressproxy.identity.api_keys import new_key, new_record
+from egressproxy.model.authority import parse_authority
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import reply
 from tests.gateway.conftest import Start
-from tests.gateway.h2 import speak_http2
+from tests.gateway.exchange.test_interception import SENT, Trusting, inside, opening, start
+from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.identity.test_held_requests import refused, the_hold
 from tests.gateway.identity.test_tokens import CLUSTER, basic, bearer, is_refused, is_served, shows
-from tests.gateway.kit import ESTABLISHED, GET_SENT, OK, OK_PASSED, connect, forward, reverse
+from tests.gateway.kit import ESTABLISHED, GET_SENT, OK, OK_PASSED, TlsClient, connect, forward, reverse
 from tests.gateway.listeners.test_socks_connection import asks, login
 from tests.operators.approval.test_approval_hold import TYPE, decide
 from tests.support import manifests as m
@@ -156,6 +159,45 @@ def test_another_key_than_the_tunnels_is_refused(converse: Start):
     open_tunnel(talk, bearer(KEY, connect("a.example:80")))
     phrase, _ = is_refused(talk, shows(b"x-api-key", OTHER, REVERSE_GET), 401)
     assert phrase == "the API key is not the credential that has opened the tunnel: show one"
+
+
+def opened(secret: Any) -> list[Any]:
+    return opening(secret, identity={**IDENTITY, "required": False})
+
+
+@pytest.mark.parametrize("way", ["connect", "redirected"])
+def test_tls_that_ends_at_the_gateway_has_keys_in_its_requests(
+    converse: Start, monkeypatch: pytest.MonkeyPatch, way: str
+):
+    dialled = parse_authority(b"93.184.216.99:443")
+    monkeypatch.setattr(transparent_connection, "destination_of", lambda _transport: dialled)
+    objects, others = opened(keys(ci=KEY)), opened(keys(other=OTHER))
+    if way == "connect":
+        talk = start(converse, objects)
+        tls = inside(talk, alpn=("h2", "http/1.1"))
+    else:
+        listener = m.gateway({"name": "other", "port": 1080, "protocol": f"{m.OURS}/transparent"})
+        objects[0] = others[0] = listener
+        talk = start(converse, objects)
+        tls = TlsClient(talk.client, Trusting(), "a.example", alpn=("h2", "http/1.1")).shakes_hands()
+    client = Http2Peer(tls)
+    shown = (b"authorization", b"Bearer " + KEY.encode())
+    stream = client.ask(b"GET", b"/", b"a.example", shown, scheme=b"https")
+    talk.dialled("a.example", 443)
+    talk.origin << SENT
+    talk.origin >> OK
+    assert client.answer(stream).status == 200
+    assert talk.record()["identity"] == "agents/keys#ci"
+    talk.reload(others)
+    assert client.answer(client.ask(b"GET", b"/", b"a.example", shown, scheme=b"https")).status == 401
+
+
+def test_a_redirected_request_shows_its_key_as_on_other_listeners(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    dialled = parse_authority(b"93.184.216.99:80")
+    monkeypatch.setattr(transparent_connection, "destination_of", lambda _transport: dialled)
+    listener = {"name": "other", "port": 1080, "protocol": f"{m.OURS}/transparent"}
+    talk = converse([m.gateway(listener), m.policy(["a.example"], identity=IDENTITY), keys(ci=KEY)])
+    assert is_served(talk, shows(b"x-api-key", KEY, REVERSE_GET))["identity"] == "agents/keys#ci"
 
 
 # --- their end ---------------------------------------------------------------------------------------------------
