@@ -24,7 +24,7 @@ from tests.operators.approval.test_approval_hold import TYPE, decide
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 
-KEY, OTHER = new_key(), new_key()
+KEY, OTHER, FREE = new_key(), new_key(), new_key()
 IDENTITY = {"apiKeys": {"secretRefs": [{"name": "keys"}]}}
 REVERSE_GET = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
 
@@ -342,14 +342,26 @@ def test_a_key_is_for_its_models_alone(converse: Start, config: Any):
     assert talk.client.answer()[0] == 403
 
 
-def test_groups_of_a_key_are_subjects(converse: Start):
-    gold = m.policy(["b.example"], name="gold", subjects=[{"group": "gold"}])
+def test_groups_of_a_key_are_subjects_of_policies(converse: Start):
     secret = keys(ci=new_record(KEY, groups=["gold"]), other=OTHER)
-    talk = converse(proxy(gold, secret=secret, allow=("a.example", "b.example")))
-    denied = m.policy(name="no-b", destinations={"deny": [{"hostnames": ["a.example"]}]}, subjects=[{"group": "gold"}])
-    talk.reload(proxy(denied, secret=secret))
+    denied = m.policy(name="no-a", destinations={"deny": [{"hostnames": ["a.example"]}]}, subjects=[{"group": "gold"}])
+    talk = converse(proxy(denied, secret=secret))
     is_refused(talk, bearer(KEY), 403)
     is_served(talk, bearer(OTHER))
+
+
+def test_the_limits_of_a_key_are_those_of_its_group(converse: Start):
+    secret = keys(
+        one=new_record(KEY, name="ci", groups=["small"]), two=new_record(OTHER, name="ci", groups=["small"]), free=FREE
+    )
+    limits = {"requests": [{"per": "Identity", "limit": 2, "window": "1h"}]}
+    talk = converse(proxy(m.policy(name="small", subjects=[{"group": "small"}], limits=limits), secret=secret))
+    is_served(talk, bearer(KEY))
+    is_served(talk, bearer(OTHER), is_new=False)
+    for key in (KEY, OTHER):  # of one client
+        is_refused(talk, bearer(key), 429)
+    for _ in range(3):
+        is_served(talk, bearer(FREE), is_new=False)
 
 
 def test_two_keys_of_a_name_are_one_client(converse: Start):
