@@ -134,14 +134,15 @@ class Authenticator:
             if token and raw:
                 raise self._challenges.refused("two credentials at once: show one", "", is_token=False)
             raw = _OF_FIELD + token if token else raw
-        if key:
-            raw = self._with_key(client, raw, key)
         verdict = client.verdict
         if client.tunnel is not None and client.tunnel.has_client:
             self._check_inside(verdict)
             if key:
                 self._admit_inside(exchange, verdict, key)
-        elif verdict is not None and self._holds(verdict) and verdict.raw == raw and time() < verdict.fresh_until:
+            return None
+        if key:
+            raw = self._with_key(client, raw, key)
+        if verdict is not None and self._holds(verdict) and verdict.raw == raw and time() < verdict.fresh_until:
             self._tell(exchange, verdict.identity)
             if not raw:
                 self._demand(exchange)
@@ -355,10 +356,14 @@ class Authenticator:
         return bytes(values[0])
 
     def _tell(self, exchange: Exchange, identity: CallerIdentity) -> None:
-        """The client of another gateway is who that has signed; one that it does not know is known as that gateway."""
+        """The client of another gateway is who that has signed; one that it does not know is known as that gateway.
+        Restrictions of the gateway's own API key hold for all its clients.
+        """
         signed = exchange.identity
         if signed.source != "gateway":
             exchange.identity = identity
+        elif _is_known(signed) and identity.grant is not None:
+            exchange.identity = signed.replace(grant=identity.grant)  # the key is for its routes, whoever asks
         elif not _is_known(signed) and _is_known(identity):
             exchange.identity = identity.replace(
                 origin_client=signed.origin_client, origin_gateway=signed.origin_gateway

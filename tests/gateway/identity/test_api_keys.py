@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from egressproxy.gateway.identity import authenticator
 from egressproxy.gateway.listeners import transparent_connection
 from egressproxy.identity.api_keys import new_key, new_record
 from egressproxy.model.authority import parse_authority
+from egressproxy.model.forwarded_identity import ForwardedIdentity, sign
+from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import reply
 from tests.gateway.conftest import Start
@@ -18,7 +21,7 @@ from tests.gateway.exchange.test_interception import SENT, Trusting, inside, ope
 from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.identity.test_held_requests import refused, the_hold
 from tests.gateway.identity.test_tokens import CLUSTER, basic, bearer, is_refused, is_served, shows
-from tests.gateway.kit import ESTABLISHED, GET_SENT, OK, OK_PASSED, TlsClient, connect, forward, reverse
+from tests.gateway.kit import ESTABLISHED, GET, GET_SENT, OK, OK_PASSED, TlsClient, connect, forward, reverse
 from tests.gateway.listeners.test_socks_connection import asks, login
 from tests.operators.approval.test_approval_hold import TYPE, decide
 from tests.support import manifests as m
@@ -340,6 +343,24 @@ def test_a_key_is_for_its_models_alone(converse: Start, config: Any):
     assert talk.record()["reason"] == "model_denied"
     talk.client >> asks_for("o9", KEY, b"/elsewhere")
     assert talk.client.answer()[0] == 403
+
+
+def test_the_key_of_another_gateway_restricts_the_clients_that_it_signs(converse: Start):
+    shared = SecretBytes(b"k" * 32)
+    said = ForwardedIdentity("edge/gw", "192.0.2.7", "team", "robot", "system:serviceaccount:team:robot")
+    identity = {**IDENTITY, "gateways": {"keyRefs": [{"name": "shared"}]}}
+    secrets = m.secret("shared", {"key": "k" * 32}), keys(ci=new_record(KEY, routes=["other"]), all=OTHER)
+    talk = converse(forward(*secrets, identity=identity))
+    for key, status in ((KEY, 403), (OTHER, 200)):
+        talk.client = talk.connect()
+        value = sign(shared, said, b"GET", "a.example:80", time.time())
+        talk.client >> bearer(key, GET[:-2] + b"Via: 1.1 edge\r\nX-Egress-Identity: %b\r\n\r\n" % value)
+        if status == 200:
+            talk.dialled("a.example", 80)
+            talk.origin.take(rb"GET / .*?\r\n\r\n")
+            talk.origin >> OK
+        talk.client.take(rb"HTTP/1.1 %d .*?\r\n\r\n" % status)
+        assert talk.record()["identity"] == "system:serviceaccount:team:robot"
 
 
 def test_groups_of_a_key_are_subjects_of_policies(converse: Start):

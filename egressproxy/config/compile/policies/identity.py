@@ -199,18 +199,39 @@ def _users(policy: EgressPolicy, references: References) -> tuple[tuple[tuple[st
     return tuple(sorted(found.items())), f"{references.namespace_of(policy, ref)}/{ref.name}"
 
 
+def expired_api_keys(policy: EgressPolicy, references: References) -> Iterator[tuple[str, str]]:
+    """The API keys of a policy that have expired: the field that names their Secret, and a sentence."""
+    if policy.spec.identity is None or policy.spec.identity.api_keys is None:
+        return
+    from egressproxy.identity.api_keys import moment_text
+
+    now = time()
+    with suppress(UnresolvedRef):
+        for key in _api_keys(policy, references)[0]:
+            if now >= key.not_after:
+                secret, _, entry = key.grant.entry.rpartition("#")
+                at = next(
+                    position
+                    for position, ref in enumerate(policy.spec.identity.api_keys.secret_refs)
+                    if secret == f"{references.namespace_of(policy, ref)}/{ref.name}"
+                )
+                ended = (
+                    f"the key of entry {entry} of Secret {secret} expired at {moment_text(key.not_after)}: remove it"
+                )
+                yield f"spec.identity.apiKeys.secretRefs[{at}]", ended
+
+
 def _api_keys(policy: EgressPolicy, references: References) -> tuple[tuple[ApiKeyIR, ...], tuple[str, ...]]:
-    """The API keys in all Secrets of the policy, and a sentence for each entry that is not used, or has expired. Raises
+    """The API keys in all Secrets of the policy, and a sentence for each entry that is not used. Raises
     UnresolvedRef.
     """
     # Here, since few configurations have API keys.
-    from egressproxy.identity.api_keys import MalformedRecord, moment_text, read_record
+    from egressproxy.identity.api_keys import MalformedRecord, read_record
 
     assert policy.spec.identity is not None
     assert policy.spec.identity.api_keys is not None
     found: dict[bytes, ApiKeyIR] = {}
     notes = []
-    now = time()
     for position, ref in enumerate(policy.spec.identity.api_keys.secret_refs):
         where = f"apiKeys.secretRefs[{position}]"
         name = references.names(policy, (ref,))
@@ -221,13 +242,11 @@ def _api_keys(policy: EgressPolicy, references: References) -> tuple[tuple[ApiKe
                 try:
                     key = read_record(entry, references.data(policy, ref, entry), of)
                 except MalformedRecord as problem:
-                    notes.append(f"{told} is not used: {problem}.")
+                    notes.append(f"{told} is malformed, and its key is refused: {problem}.")
                     continue
                 known = found.setdefault(key.digest, key)
                 if known is not key:
-                    notes.append(f"{told} is not used: it has the hash of {known.grant.entry}: remove one of both.")
-                elif now >= key.not_after:
-                    notes.append(f"{told}: the key has expired ({moment_text(key.not_after)}): remove it.")
+                    notes.append(f"{told} does nothing: it has the hash of {known.grant.entry}; remove one of both.")
         except UnresolvedRef as unresolved:
             raise unresolved.copy(where) from None
         if len(found) > MAX_API_KEYS:

@@ -140,9 +140,14 @@ def test_a_key_that_is_malformed_repeated_or_expired_is_told_and_the_others_coun
     status, _, message = of_policy(made, "Accepted")
     assert status == "True"
     where = "spec.identity.apiKeys.secretRefs[0]: entry {} of Secret default/users"
-    assert f"{where.format('b')} is not used: hash is not sha256: with 64 hexadecimal digits in lower case." in message
-    assert f"{where.format('c')} is not used: it has the hash of default/users#a: remove one of both." in message
-    assert f"{where.format('d')}: the key has expired (2001-01-01T00:00:00Z): remove it." in message
+    malformed = "hash is not sha256: with 64 hexadecimal digits in lower case"
+    assert f"{where.format('b')} is malformed, and its key is refused: {malformed}." in message
+    assert f"{where.format('c')} does nothing: it has the hash of default/users#a; remove one of both." in message
+    [expired] = [each for each in made.warnings if each.code == "ExpiredApiKey"]
+    assert (expired.field_path, expired.message) == (
+        "spec.identity.apiKeys.secretRefs[0]",
+        "the key of entry d of Secret default/users expired at 2001-01-01T00:00:00Z: remove it",
+    )
     found = listener(made).policy.identity
     assert found is not None
     assert [key.grant.entry for key in found.api_keys or ()] == ["default/users#a", "default/users#d"]
