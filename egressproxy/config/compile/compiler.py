@@ -273,7 +273,7 @@ class _Run:
                 self.warnings.append(problem_at(source, "", sentence, severity=Severity.WARNING, code=code))
 
     def warn_of_api_keys(self) -> None:
-        """Warn of those that have expired."""
+        """Warn of expired API keys."""
         for policy in self._policies.objects:
             for where, sentence in expired_api_keys(policy, self.references):
                 severity = Severity.WARNING

@@ -215,10 +215,9 @@ def expired_api_keys(policy: EgressPolicy, references: References) -> Iterator[t
                     for position, ref in enumerate(policy.spec.identity.api_keys.secret_refs)
                     if secret == f"{references.namespace_of(policy, ref)}/{ref.name}"
                 )
-                ended = (
-                    f"the key of entry {entry} of Secret {secret} expired at {moment_text(key.not_after)}: remove it"
-                )
-                yield f"spec.identity.apiKeys.secretRefs[{at}]", ended
+                ended = moment_text(key.not_after)
+                sentence = f"the key of entry {entry} of Secret {secret} expired at {ended}: remove it"
+                yield f"spec.identity.apiKeys.secretRefs[{at}]", sentence
 
 
 def _api_keys(policy: EgressPolicy, references: References) -> tuple[tuple[ApiKeyIR, ...], tuple[str, ...]]:
@@ -246,7 +245,7 @@ def _api_keys(policy: EgressPolicy, references: References) -> tuple[tuple[ApiKe
                     continue
                 known = found.setdefault(key.digest, key)
                 if known is not key:
-                    notes.append(f"{told} does nothing: it has the hash of {known.grant.entry}; remove one of both.")
+                    notes.append(f"{told} does nothing: {known.grant.entry} has the same hash; remove one of both.")
         except UnresolvedRef as unresolved:
             raise unresolved.copy(where) from None
         if len(found) > MAX_API_KEYS:

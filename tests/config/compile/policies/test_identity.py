@@ -142,7 +142,7 @@ def test_a_key_that_is_malformed_repeated_or_expired_is_told_and_the_others_coun
     where = "spec.identity.apiKeys.secretRefs[0]: entry {} of Secret default/users"
     malformed = "hash is not sha256: with 64 hexadecimal digits in lower case"
     assert f"{where.format('b')} is malformed, and its key is refused: {malformed}." in message
-    assert f"{where.format('c')} does nothing: it has the hash of default/users#a; remove one of both." in message
+    assert f"{where.format('c')} does nothing: default/users#a has the same hash; remove one of both." in message
     [expired] = [each for each in made.warnings if each.code == "ExpiredApiKey"]
     assert (expired.field_path, expired.message) == (
         "spec.identity.apiKeys.secretRefs[0]",
