@@ -64,6 +64,7 @@ class _MethodFirst(ConfigByOption):
     help="The Gateway, if several could take the request.",
 )
 @click.option("--listener", metavar="NAME", default="", help="The listener, if several could take the request.")
+@click.option("--key", metavar="ENTRY", default="", help="The client with this API key, by the entry of its Secret.")
 @click.option("--no-dns", is_flag=True, help="Do not resolve names: addresses are not checked.")
 @bind_option("As in `run`, with --config.")
 @experimental_option("As in `run`, with --config.")
@@ -72,7 +73,7 @@ class _MethodFirst(ConfigByOption):
 def command(
     method: str, url: str, identity: str, groups: tuple[str, ...], claims: tuple[str, ...],
     config: tuple[Path, ...], admin: tuple[str, int] | None,
-    headers: tuple[str, ...], gateway: str, listener: str, no_dns: bool, bind: tuple[str, ...],
+    headers: tuple[str, ...], gateway: str, listener: str, key: str, no_dns: bool, bind: tuple[str, ...],
     experimental: bool, output: str, sources: tuple[SecretSource, ...],
 ) -> None:  # fmt: skip
     """Explain a request: the listener, the rule that wins and the runner-up, the decision of the policies, the
@@ -100,6 +101,7 @@ def command(
     pairs = [("method", method), ("url", url), ("gateway", gateway), ("listener", listener)]
     pairs += client_pairs(identity, groups, claims)
     pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
+    pairs += [("key", key)] if key else []
     if config:
         found = _of_files((*config, *sources), bind, pairs, experimental)
     else:

@@ -76,6 +76,8 @@ def _identity(identity: Mapping[str, Any]) -> str:
         sources.append(f"tokens of {issuers}, in {identity.get('header', 'the usual field')}")
     if "users" in identity:
         sources.append(f"passwords of {identity['users']} user{'s' if identity['users'] > 1 else ''}")
+    if "apiKeys" in identity:
+        sources.append(f"{identity['apiKeys']} API key{'s' if identity['apiKeys'] > 1 else ''}")
     if "addresses" in identity:
         sources.append(f"addresses in {identity['addresses']} network{'s' if identity['addresses'] > 1 else ''}")
     if "proxyProtocol" in identity:

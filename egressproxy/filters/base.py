@@ -182,6 +182,8 @@ class Filter:
             with b"".
         waits_for_people: it has a time limit of its own, and the extension's `timeout` does not hold. Since the request
             is decided again behind it, the head is kept as for `needs_original`.
+        checks_models: `request_headers` and `request_body` refuse models that the client's API key is not for
+            (`x.identity.grant`), and what may ask for a model unseen.
         of_messages: what it does with a WebSocket whose messages can be given to filters (`filters/messages`).
         sees_trailers: False for one whose `request_trailers` and `response_trailers` do not run, as if it had none.
     """
@@ -194,6 +196,7 @@ class Filter:
     needs_body: bool = False
     decodes: bool = False
     asks_for_plain: bool = False
+    checks_models: bool = False
     needs_original: bool = False
     ignores_trailers: bool = False
     sends_credential: bool = False

@@ -26,7 +26,7 @@ from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
 from egressproxy.ir.telemetry import CollectorIR
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.exchange_trace import Exporter, Tracer
-from egressproxy.model.fields import every_spelling
+from egressproxy.model.fields import CREDENTIAL_FIELDS, every_spelling
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.net.client_chains import is_for_identity
 from egressproxy.net.tls_peer import verified_fields, verified_uris
@@ -107,7 +107,7 @@ class Port:
     extended_connect: bool = field(init=False)  # every listener of HTTP has it
     trust_domains: tuple[str, ...] = field(init=False)  # whose SPIFFE ids are believed
     certificates: CertificateTable | None = field(init=False)  # who shows which others
-    credentials: re.Pattern[bytes] | None = field(init=False)  # fields of some listener in which tokens are shown
+    credentials: re.Pattern[bytes] | None = field(init=False)  # fields of some listener that show tokens, or keys
     senders: AddressTable | None = field(init=False)  # who says in a PROXY header whose a connection is
     terms: tuple[object, ...] = field(init=False)
 
@@ -195,9 +195,12 @@ def senders_of(listeners: Sequence[ActiveListener]) -> tuple[IPv4Network | IPv6N
 
 
 def token_fields(listeners: Sequence[ActiveListener]) -> tuple[str, ...]:
-    """The fields other than the usual ones in which clients of some listener show tokens (`token.header`)."""
-    rules = [each.spec.policy.identity for each in listeners]
-    return tuple(sorted({each.token_field for each in rules if each is not None and each.token_field}))
+    """The fields other than the usual ones in which clients of some listener show tokens (`token.header`) or keys."""
+    rules = [each.spec.policy.identity for each in listeners if each.spec.policy.identity is not None]
+    names = {each.token_field for each in rules if each.token_field}
+    if any(each.api_keys is not None for each in rules):
+        names.update(CREDENTIAL_FIELDS)
+    return tuple(sorted(names))
 
 
 def strictest_limits(each: Sequence[LimitsIR]) -> LimitsIR:

@@ -92,6 +92,14 @@ def token_credential(value: bytes) -> Credential:
     return _token(rest.strip(b" ") if space and scheme.lower() == b"bearer" else value)
 
 
+def how_long(seconds: float) -> str:
+    """A time for people, in its largest unit."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(0, int(seconds))} s"
+
+
 def _token(value: bytes) -> Credential:
     if len(value) > MAX_TOKEN_BYTES:
         raise CredentialRefused(f"the token is longer than {MAX_TOKEN_BYTES} bytes")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import jwt
 
-from egressproxy.identity.credentials import Believed, CredentialRefused, UnknownKey
+from egressproxy.identity.credentials import Believed, CredentialRefused, UnknownKey, how_long
 from egressproxy.identity.key_sets import KeySet
 from egressproxy.ir.identity import TokenIssuerIR
 from egressproxy.model.caller_identity import CallerIdentity, namespace_in, service_account_name
@@ -105,7 +105,7 @@ class TokenVerifier:
                 raise CredentialRefused("the signature of the token is wrong", f"issuer {issuer.issuer}") from None
             except jwt.ExpiredSignatureError:
                 ended = _json(token.split(".")[1])["exp"]
-                raise CredentialRefused(f"the token expired {_ago(now - ended)} ago") from None
+                raise CredentialRefused(f"the token expired {how_long(now - ended)} ago") from None
             except jwt.ImmatureSignatureError:
                 raise CredentialRefused("the token is not valid yet: compare the clocks") from None
             except jwt.InvalidAudienceError:
@@ -172,10 +172,3 @@ def _texts(claims: dict[str, Any], claim: str) -> list[str]:
     if any(len(text) > MAX_NAME for text in texts):
         raise CredentialRefused(f"a value of the claim {claim} of the token is longer than {MAX_NAME} characters")
     return texts
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{max(0, int(seconds))} s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 
+from egressproxy.model.key_grant import KeyGrant
 from egressproxy.model.secret import SecretBytes
 
 
@@ -42,6 +43,21 @@ class AddressClientIR:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiKeyIR:
+    """Who shows the API key with this `digest` (SHA-256), until `not_after` (seconds since 1970; inf: for ever), and
+    what the key may be used for.
+    """
+
+    digest: bytes
+    name: str
+    namespace: str
+    service_account: str
+    groups: tuple[str, ...]
+    not_after: float
+    grant: KeyGrant
+
+
+@dataclass(frozen=True, slots=True)
 class CertificateClientIR:
     """Who shows a certificate with this `value`: of its whole subject (`kind` "subject", as RFC 4514 writes it), or of
     a subject alternative name ("DNS", "URI", "email", as Python's ssl calls them).
@@ -60,7 +76,8 @@ class IdentityIR:
     `token_field` is the field that carries the token, "" for the usual one. `users` are user names and hashes of
     passwords, of the Secret `users_of` ("namespace/name"). `claims` are the names of those that policies ask for, or
     that another gateway is told. `senders` say in a PROXY header whose a connection is. `trust_domain` is the
-    listener's own, whose namespaces are written without it ("": it has no name).
+    listener's own, whose namespaces are written without it ("": it has no name). `api_keys` are those that count; None:
+    none are read.
     """
 
     is_required: bool = False
@@ -72,6 +89,7 @@ class IdentityIR:
     claims: tuple[str, ...] = ()
     senders: tuple[IPv4Network | IPv6Network, ...] = ()
     trust_domain: str = ""
+    api_keys: tuple[ApiKeyIR, ...] | None = None
 
     @property
     def takes_credentials(self) -> bool:

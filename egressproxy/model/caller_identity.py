@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.model.key_grant import KeyGrant
+
 _IDENTITY_FIELDS: Final = (
     "namespace", "service_account", "origin_client", "origin_gateway", "name", "source", "groups", "claims",
-    "claims_read",
+    "claims_read", "grant",
 )  # fmt: skip
 
 
@@ -20,11 +22,12 @@ class CallerIdentity:
 
     `name` is the same for the same client at any time: "spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
     "system:serviceaccount:NAMESPACE:ACCOUNT" (as Kubernetes names it), "ISSUER#SUBJECT" of another token, or
-    "NAMESPACE/SECRET#USER". `source` is the origin of the identity: "certificate", "token", "basic", "address" or
-    "gateway". `groups` and `claims` (name and value) come from a token; `claims` has only the names in `claims_read`,
-    which may be missing in the token. None: there is no token.
+    "NAMESPACE/SECRET#USER". `source` is the origin of the identity: "certificate", "token", "basic", "key", "address"
+    or "gateway". `groups` and `claims` (name and value) come from a token; `claims` has only the names in
+    `claims_read`, which may be missing in the token. None: there is no token. `grant` is that of the API key (None: it
+    is known by something else); two keys of one client are one identity.
 
-    These fields never change. `key` is one text for all of them: equal identities have equal keys.
+    These fields never change. `key` is one text for all of them but `grant`: equal identities have equal keys.
 
     The other fields are caches of their writers: the entry in which the last request of this client was counted. The
     next request finds its entry here, without a lookup in memory that other clients have displaced from the processor's
@@ -32,7 +35,7 @@ class CallerIdentity:
     """
 
     __slots__ = (
-        "claims", "claims_read", "counted_beside", "counted_in", "groups", "key", "limit_at", "limit_key",
+        "claims", "claims_read", "counted_beside", "counted_in", "grant", "groups", "key", "limit_at", "limit_key",
         "limit_number", "name", "namespace", "origin_client", "origin_gateway", "service_account", "source",
         "variant_at", "variants_number",
     )  # fmt: skip
@@ -48,6 +51,7 @@ class CallerIdentity:
         groups: tuple[str, ...] = (),
         claims: tuple[tuple[str, str], ...] = (),
         claims_read: tuple[str, ...] | None = None,
+        grant: KeyGrant | None = None,
     ) -> None:
         self.namespace = namespace
         self.service_account = service_account
@@ -58,6 +62,7 @@ class CallerIdentity:
         self.groups = groups
         self.claims = claims
         self.claims_read = claims_read
+        self.grant = grant
         self.key = repr(
             (namespace, service_account, origin_client, origin_gateway, name, source, groups, claims, claims_read)
         )

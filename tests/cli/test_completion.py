@@ -41,7 +41,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     ("line", "offered"),
     [
         ("ex", ["explain"]),
-        ("k", ["kill-switch"]),
+        ("k", ["keys", "kill-switch"]),
         ("kill-switch ", ["kill", "list", "restore"]),
         ("run --max-c", ["--max-connections"]),
         ("run --log-level ", ["debug", "info", "warning", "error"]),

@@ -122,6 +122,7 @@ class ModelPolicy(Filter):
 
     runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.REQUEST_BODY))
     decodes = True
+    checks_models = True
     of_messages = OfMessages.ASKS
 
     def __init__(self, context: FilterContext) -> None:
@@ -142,7 +143,7 @@ class ModelPolicy(Filter):
     def request_headers(self, exchange: Exchange) -> None:
         """Refuse unreadable requests. Raises Rejected."""
         head = exchange.request
-        if (head.upgrade and asks_for_messages(exchange)) or self._config.unreadable == "Allow":
+        if (head.upgrade and asks_for_messages(exchange)) or self._lets_unreadable(exchange):
             return
         if exchange.is_tunnel or head.upgrade:
             raise self._unreadable(
@@ -165,7 +166,7 @@ class ModelPolicy(Filter):
             yield from view_ahead(exchange, data, is_request=True)
             view = request_view(exchange, data)
         except Unreadable as error:
-            if config.unreadable == "Allow":
+            if self._lets_unreadable(exchange):
                 return data
             raise self._unreadable(exchange, f"no request to a model: {error}") from None
         result = "allowed"
@@ -206,13 +207,15 @@ class ModelPolicy(Filter):
         return False
 
     def _judge(self, exchange: Exchange, view: AiRequest) -> None:
-        config = self._config
+        config, granted = self._config, _granted(exchange)
         for model in view.models:
             folded = model.strip().casefold()
             if any(fnmatchcase(folded, pattern) for pattern in self._deny) or (
                 config.allow and not any(fnmatchcase(model, pattern) for pattern in config.allow)
             ):
                 raise self._denied(exchange, f"model {model[:_SHOWN]!r} is not allowed", 403)
+            if granted is not None and not any(fnmatchcase(model, pattern) for pattern in granted):
+                raise self._denied(exchange, f"the client's API key is not for model {model[:_SHOWN]!r}", 403)
 
     def _bound(self, exchange: Exchange, view: AiRequest) -> None:
         config = self._config
@@ -236,6 +239,9 @@ class ModelPolicy(Filter):
                     raise self._denied(exchange, f"a temperature above {config.max_temperature:g} is not allowed", 400)
                 view.set_temperature(config.max_temperature)
 
+    def _lets_unreadable(self, exchange: Exchange) -> bool:
+        return self._config.unreadable == "Allow" and _granted(exchange) is None
+
     def _unreadable(self, exchange: Exchange, what: str) -> Rejected:
         error = self._denied(exchange, f"it is {what}", status_of_unseen(exchange), "unreadable")
         error.remedy = remedy_of_unseen(exchange)
@@ -244,6 +250,12 @@ class ModelPolicy(Filter):
     def _denied(self, exchange: Exchange, message: str, status: int, result: str = "denied") -> Rejected:
         self._requests.add(1, exchange.route, result)
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.MODEL_DENIED)
+
+
+def _granted(exchange: Exchange) -> tuple[str, ...] | None:
+    """The only models that the client's API key is for; None: all."""
+    grant = exchange.identity.grant
+    return grant.models if grant is not None else None
 
 
 def _full(name: str, namespace: str) -> str:

@@ -43,6 +43,7 @@ from egressproxy.config.compile.listener_compiler import DENIED, ListenerCompile
 from egressproxy.config.compile.listener_filters import ListenerFilters
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
+from egressproxy.config.compile.policies.identity import expired_api_keys
 from egressproxy.config.compile.policies.layers import Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
@@ -111,6 +112,7 @@ def compile_config(
             Problem("", 0, 0, "", "", _NOTHING_SERVED, _SERVE_SOMETHING, Severity.UNSERVED, "NothingServed")
         )
     run.warn_of_certificates(time.time())
+    run.warn_of_api_keys()
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     keep_times(statuses, previous.statuses, now)
     return Compiled(
@@ -296,6 +298,13 @@ class _Run:
             if code and validity.use is not CertificateUse.LISTENER:
                 sentence = validity.sentence(now_s)
                 self.warnings.append(problem_at(source, "", sentence, severity=Severity.WARNING, code=code))
+
+    def warn_of_api_keys(self) -> None:
+        """Warn of expired API keys."""
+        for policy in self._policies.objects:
+            for where, sentence in expired_api_keys(policy, self.references):
+                severity = Severity.WARNING
+                self.warnings.append(problem_at(policy, where, sentence, severity=severity, code="ExpiredApiKey"))
 
     def _warn_of_slices(self, targets: Iterable[Key]) -> None:
         """Warn of Services and XBackends without written endpoints: without a cluster nobody else writes them."""

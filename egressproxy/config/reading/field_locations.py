@@ -33,7 +33,8 @@ _OF_BACKEND = _patterns("spec.destination.failover.endpoints[].backendRef") + tu
 #: Where an EgressPolicy says from what clients are known.
 _IDENTITY = _patterns(
     "spec.identity.token.issuers[].jwksRef spec.identity.token.issuers[].caCertificateRefs"
-    " spec.identity.basic.secretRef spec.identity.gateways.keyRefs spec.identity.certificate.caCertificateRefs"
+    " spec.identity.basic.secretRef spec.identity.apiKeys.secretRefs spec.identity.gateways.keyRefs"
+    " spec.identity.certificate.caCertificateRefs"
     " spec.identity.certificate.crlRefs spec.identity.certificate.trustDomains"
 )
 #: What the status of a FilterType speaks of. Of a schema, whose size is a client's, only where it begins.

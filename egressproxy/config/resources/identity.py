@@ -195,6 +195,15 @@ class BasicIdentity(Model):
     """
 
 
+class ApiKeyIdentity(Model):
+    """API keys, which clients send where they would send that of a provider, or as a token."""
+
+    secret_refs: Annotated[tuple[SecretObjectReference, ...], Field(min_length=1, max_length=16)]
+    """The Secrets with the keys: an entry per key, made by `egressproxy keys new`, with its hash, client and
+    restrictions.
+    """
+
+
 class AddressIdentityEntry(Model):
     cidrs: Annotated[tuple[Cidr, ...], Field(min_length=1)]
     """Networks of these clients."""
@@ -234,13 +243,13 @@ class GatewayIdentity(Model):
 
 
 class Identity(Model):
-    """The authentication of clients. Credentials of a request (token, password, another gateway's signature) take
-    precedence over those of its connection (certificate, address). A wrong credential is always refused.
+    """The authentication of clients. Credentials of a request (token, password, API key, another gateway's signature)
+    take precedence over those of its connection (certificate, address). A wrong credential is always refused.
     """
 
     required: Bool | None = None
-    """Whether to refuse unknown clients: 407 on a forward proxy, 401 elsewhere, 403 without token and basic. Default:
-    true with token or basic.
+    """Whether to refuse unknown clients: 407 on a forward proxy, 401 elsewhere, 403 without token, basic and apiKeys.
+    Default: true with token, basic or apiKeys.
     """
     certificate: CertificateIdentity | None = None
     """By client certificate."""
@@ -248,6 +257,8 @@ class Identity(Model):
     """By bearer token (JWT)."""
     basic: BasicIdentity | None = None
     """By user and password."""
+    api_keys: ApiKeyIdentity | None = None
+    """By API key."""
     address: AddressIdentity | None = None
     """By source address."""
     proxy_protocol: ProxyProtocolIdentity | None = None

@@ -51,7 +51,7 @@ def identity_line(
         known = exchange.identity
         client = known.origin_client if known.origin_client != "-" else client_of(exchange)
         name = known.name
-        if known.source == "basic" and known.namespace == "-":
+        if known.source in ("basic", "key") and known.namespace == "-":
             name = f"{exchange.gateway}#{name}"  # another gateway may have another user of this name
         who = ForwardedIdentity(
             exchange.gateway, client, known.namespace, known.service_account, name, known.groups, known.claims,

@@ -16,11 +16,12 @@ from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
 from egressproxy.gateway.enforcement import report_only_denial
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
-from egressproxy.gateway.route import Route
+from egressproxy.gateway.route import SELF_SERVICE, Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.key_grant import KeyGrant
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_names import OWN_HOST, proxies_of
 from egressproxy.protocols.tls.client_hello import ClientHello
@@ -148,6 +149,30 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
         remedy="attach a route whose hostnames and matches (path, method, headers, query) fit; status of those"
         " that are there says whether they are attached",
     )
+
+
+def check_grant(grant: KeyGrant, exchange: Exchange, route: Route) -> None:
+    """Whether the API key of the client may be used for this route. Models are compared by the ModelPolicy of the
+    route: without one they would not be known, and a tunnel's are never known. Raises Denied.
+    """
+    if route.kind == SELF_SERVICE:
+        return
+    rule = f"API key {grant.entry}"
+    if grant.routes is not None and route.name not in grant.routes:
+        what = f"the route {route.name}" if route.name != "-" else "destinations without a route"
+        message = f"the API key of this client is not for {what}"
+        remedy = "use another key, or have the route added to `routes` of this one"
+        raise Denied(Reason.DESTINATION_DENIED, message, rule=rule, remedy=remedy)
+    if grant.models is None:
+        return
+    if exchange.is_tunnel:
+        message = "the API key of this client is for some models alone, and in this tunnel nobody sees which are asked"
+        remedy = "use another key, or have the host added to `intercept.hostnames`"
+        raise Denied(Reason.MODEL_DENIED, message, rule=rule, remedy=remedy)
+    if not any(step.filter.checks_models and not step.fail_open for step in route.chain.request_headers or ()):
+        message = "the API key of this client is for some models alone, and this route has no filter that reads them"
+        remedy = "use another key, or have a ModelPolicy without failOpen added to the route"
+        raise Denied(Reason.MODEL_DENIED, message, rule=rule, remedy=remedy)
 
 
 def _unmatched_request(listener: ActiveListener, authority: Authority, *, is_named: bool) -> tuple[Route, bytes, Noted]:

@@ -63,6 +63,7 @@ from egressproxy.gateway.backends.upstream_call import HeldConnection
 from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
     admit_http,
+    check_grant,
     connect_not_served,
     name_request,
     name_stream,
@@ -230,6 +231,8 @@ class Pipeline(HeldConnection):
         exchange.series = route.series
         if noted:
             exchange.note_denials(*noted)
+        if exchange.identity.grant is not None:
+            check_grant(exchange.identity.grant, exchange, route)
         yield ENTER_GATE if before is None else START_CLOCK
         if head.max_forwards >= 0:
             if head.max_forwards == 0:
@@ -333,6 +336,8 @@ class Pipeline(HeldConnection):
             if certificates is None:
                 self.route, noted = route_tunnel(listener, authority)
                 exchange.note_denials(*noted)
+                if exchange.identity.grant is not None:
+                    check_grant(exchange.identity.grant, exchange, self.route)
         except Denied as denied:
             if not is_admitted:
                 raise

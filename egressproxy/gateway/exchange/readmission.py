@@ -16,7 +16,14 @@ from egressproxy.filters.base import ORIGINAL_HEAD
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.filter_step import FilterStep, FilterSteps
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.exchange.admission import Noted, name_request, of_client, route_request, route_tunnel
+from egressproxy.gateway.exchange.admission import (
+    Noted,
+    check_grant,
+    name_request,
+    of_client,
+    route_request,
+    route_tunnel,
+)
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.route import Route
@@ -79,10 +86,12 @@ def route_again(exchange: Exchange, again: Exchange, route: Route, own: ActiveLi
 
 def take_over(exchange: Exchange, route: Route, found: Route, noted: Noted) -> None:
     """`found` is the rule in force for what `route` has let in. Raises Denied where `found` would change the
-    request.
+    request, and as `check_grant`.
     """
     if found is not route and not sends_alike(route, found):
         raise changed(found)
+    if exchange.identity.grant is not None:
+        check_grant(exchange.identity.grant, exchange, found)
     exchange.note_denials(*noted)
     exchange.route, exchange.series = found.name, found.series
 

@@ -5,6 +5,9 @@ What the request itself shows (a token, a password, the signature of another gat
 shows (a certificate, an address). A credential that is shown and wrong is refused, whatever else is known; so are two
 at once. The credential is taken out of the request: nothing behind this place sees it.
 
+An API key stands where a token does, or in the fields of providers: there on listeners other than forward proxies, and
+inside of tunnels. What else these fields have is the provider's.
+
 Sources: RFC 9110 sections 11.6.2 and 11.7.2 (whose credential is in which field), RFC 6750 section 2.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from time import time
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.gateway.identity.challenges import Challenges
@@ -25,9 +28,14 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import every_spelling, finder
 from egressproxy.model.message import NOTHING_SAID, RequestHead
 
+if TYPE_CHECKING:  # for annotations: few listeners take API keys
+    from egressproxy.identity.api_keys import ApiKeys
+
 #: In front of what the field of tokens shows, so that it counts as another credential than the same bytes in
 #: Authorization. No value of a field has this byte.
 _OF_FIELD: Final = b"\0"
+#: In front of an API key that a field of providers has shown.
+_OF_PROVIDER: Final = b"\1"
 _BEARER: Final = b"bearer "
 
 
@@ -68,25 +76,39 @@ class Authenticator:
     """One for each listener, or several of equal rules."""
 
     __slots__ = (
-        "_addresses", "_authorization", "_challenges", "_credentials", "_epoch", "_reads_proxy_authorization",
-        "_token_field", "spec",
+        "_addresses", "_authorization", "_challenges", "_challenges_inside", "_credentials", "_keys",
+        "_reads_proxy_authorization", "_token_field", "epoch", "spec",
     )  # fmt: skip
 
-    def __init__(self, spec: IdentityIR, credentials: CheckedCredentials, *, is_forward: bool) -> None:
+    def __init__(
+        self,
+        spec: IdentityIR,
+        credentials: CheckedCredentials,
+        *,
+        is_forward: bool,
+        keys: ApiKeys | None = None,
+        epoch: Epoch | None = None,
+    ) -> None:
+        """`epoch`: of what an Authenticator of the same addresses has concluded from them. `keys`: of `spec`."""
         self.spec = spec
         self._credentials = credentials
+        self._keys = keys
         self._addresses = AddressTable(spec.addresses) if spec.addresses else None
-        self._epoch = Epoch(object())  # of what is concluded from addresses
+        self.epoch = epoch or Epoch(object())  # of what is concluded from addresses
         takes_tokens, takes_passwords = bool(spec.issuers), bool(spec.users)
         self._challenges = Challenges(
             is_forward=is_forward,
             takes_tokens=takes_tokens,
             takes_passwords=takes_passwords,
             token_field=spec.token_field,
+            takes_keys=keys is not None,
             knows_addresses=bool(spec.addresses),
         )
+        self._challenges_inside = self._challenges
+        if keys is not None and is_forward:
+            self._challenges_inside = Challenges(is_forward=False, takes_keys=True)
         usual = takes_passwords or (takes_tokens and not spec.token_field)
-        self._reads_proxy_authorization = is_forward and usual
+        self._reads_proxy_authorization = is_forward and (usual or keys is not None)
         self._authorization = _Field("authorization") if usual and not is_forward else None
         self._token_field = _Field(spec.token_field) if takes_tokens and spec.token_field else None
 
@@ -99,7 +121,9 @@ class Authenticator:
         Raises Unauthenticated (407 or 401), Denied (403) for a certificate that has expired since it was shown,
         LimitExceeded (503, and 429 for who guesses passwords).
         """
-        raw = b""
+        raw = key = b""
+        if self._keys is not None:
+            key = self._taken_key(client, head)
         if self._reads_proxy_authorization:
             raw = head.hop.proxy_authorization
             head.hop = NOTHING_SAID
@@ -113,7 +137,12 @@ class Authenticator:
         verdict = client.verdict
         if client.tunnel is not None and client.tunnel.has_client:
             self._check_inside(verdict)
-        elif verdict is not None and self._holds(verdict) and verdict.raw == raw and time() < verdict.fresh_until:
+            if key:
+                self._admit_inside(exchange, verdict, key)
+            return None
+        if key:
+            raw = self._with_key(client, raw, key)
+        if verdict is not None and self._holds(verdict) and verdict.raw == raw and time() < verdict.fresh_until:
             self._tell(exchange, verdict.identity)
             if not raw:
                 self._demand(exchange)
@@ -132,9 +161,11 @@ class Authenticator:
         """Of an exchange that was admitted and has waited for a person since: whether its client is still who it was,
         by the rules and keys of now. Returns and raises as `admit`, and Denied where it would be somebody else.
         """
-        verdict = client.verdict
+        verdict, grant = client.verdict, exchange.identity.grant
         if client.tunnel is not None and client.tunnel.has_client:
             self._check_inside(verdict)
+            if grant is not None and (self._keys is None or not self._keys.grants(grant, time())):
+                raise _somebody_else()
         elif verdict is None:  # nothing was asked of clients when it came
             self._demand(exchange)
         elif self._holds(verdict) and time() < verdict.fresh_until:
@@ -160,13 +191,15 @@ class Authenticator:
     def _holds(self, verdict: Verdict) -> bool:
         """Whether the rules are those of the verdict; of credentials also the keys."""
         rules = verdict.epoch.rules
-        return rules is self._credentials.rules or rules is self._epoch.rules
+        if rules is self._credentials.rules or rules is self.epoch.rules:
+            return True
+        return self._keys is not None and self._keys.has(rules)
 
     def _admit_connection(self, exchange: Exchange, client: AuthenticatedClient) -> None:
         identity = self._of_connection(exchange.client, client.identity, client.identity_until)
         self._tell(exchange, identity)
         self._demand(exchange)
-        epoch = self._epoch if client.identity.source == "-" else self._credentials.epoch
+        epoch = self.epoch if client.identity.source == "-" else self._credentials.epoch
         client.remember(Verdict(epoch, b"", identity, client.identity_until))
 
     def _of_connection(self, peer: str, identity: CallerIdentity, until: float) -> CallerIdentity:
@@ -181,6 +214,9 @@ class Authenticator:
         self, exchange: Exchange, client: AuthenticatedClient, raw: bytes
     ) -> Coroutine[Any, Any, None] | None:
         """A credential is shown that this connection has not shown just now."""
+        if self._keys is not None and (verdict := self._of_key(raw)) is not None:
+            self._accept(exchange, client, raw, verdict)
+            return None
         credentials, now = self._credentials, time()
         digest = credentials.digest(raw)
         known = credentials.known(digest, now)
@@ -192,6 +228,65 @@ class Authenticator:
             raise self._challenges.refused(*wrong, is_token=False)  # wrong passwords alone are remembered
         return self._check(exchange, client, raw, self._read(raw), digest)
 
+    # --- API keys ---------------------------------------------------------------------------------------------------
+    def _taken_key(self, client: AuthenticatedClient, head: RequestHead) -> bytes:
+        """Take the API key out of the fields of providers, and of the query; b"" without one. Raises Unauthenticated
+        for several.
+        """
+        assert self._keys is not None
+        shown = self._keys.take(head)
+        if len(shown) > 1:
+            challenges = self._challenges if client.tunnel is None else self._challenges_inside
+            raise challenges.refused("two API keys at once: show one", "", is_token=True)
+        return shown.pop() if shown else b""
+
+    def _with_key(self, client: AuthenticatedClient, raw: bytes, key: bytes) -> bytes:
+        """What a request shows, with a key in a field of providers. Raises Unauthenticated where it shows another
+        credential, too. On a forward proxy these fields are the server's, so that there the key only leaves them.
+        """
+        assert self._keys is not None
+        if raw:
+            if self._keys.shown(raw) != key:
+                raise self._challenges.refused("two credentials at once: show one", "", is_token=True)
+            return raw
+        if self._reads_proxy_authorization and client.tunnel is None:
+            message = "the API key is for the gateway, and stands in a field of the server"
+            raise self._challenges.refused(message, "", is_token=True)
+        return _OF_PROVIDER + key
+
+    def _admit_inside(self, exchange: Exchange, verdict: Verdict | None, key: bytes) -> None:
+        """A request in a tunnel shows a key. It names the client of the request, if no other credential has opened the
+        tunnel. Raises Unauthenticated.
+        """
+        assert verdict is not None  # _check_inside has looked
+        found = self._key_verdict(key, self._challenges_inside)
+        if verdict.raw and verdict.identity.grant != found.identity.grant:
+            message = "the API key is not the credential that has opened the tunnel: show one"
+            raise self._challenges_inside.refused(message, "", is_token=True)
+        self._tell(exchange, found.identity)
+
+    def _of_key(self, raw: bytes) -> Verdict | None:
+        """The verdict on what is shown, if that is an API key. Raises Unauthenticated."""
+        assert self._keys is not None
+        if raw.startswith(_OF_FIELD):
+            return None
+        key = raw[len(_OF_PROVIDER) :] if raw.startswith(_OF_PROVIDER) else self._keys.shown(raw)
+        if key:
+            return self._key_verdict(key, self._challenges)
+        if self.spec.users or (self.spec.issuers and self._token_field is None):
+            return None
+        raise self._challenges.refused("the credential is no API key of this gateway", "", is_token=True)
+
+    def _key_verdict(self, key: bytes, challenges: Challenges) -> Verdict:
+        """Raises Unauthenticated."""
+        assert self._keys is not None
+        try:
+            record, identity = self._keys.find(key, time())
+        except CredentialRefused as refused:
+            raise challenges.refused(refused.message, refused.detail, is_token=True) from None
+        return Verdict(Epoch(record), b"", identity, record.not_after)
+
+    # --- tokens and passwords ---------------------------------------------------------------------------------------
     def _read(self, raw: bytes) -> Credential:
         """Raises Unauthenticated."""
         try:
@@ -221,10 +316,12 @@ class Authenticator:
         raw = verdict.raw
         if not self._reads(raw):
             raise _somebody_else()
-        digest = self._credentials.digest(raw)
-        found = self._credentials.known(digest, time())
+        found = self._of_key(raw) if self._keys is not None else None
         if found is None:
-            found = await self._checked(exchange, self._read(raw), digest, waits_for_keys=True)
+            digest = self._credentials.digest(raw)
+            found = self._credentials.known(digest, time())
+            if found is None:
+                found = await self._checked(exchange, self._read(raw), digest, waits_for_keys=True)
         self._demand_same(verdict, found.identity)
         self._accept(exchange, client, raw, found)
 
@@ -232,6 +329,8 @@ class Authenticator:
         """Whether a credential counts in the field that it was shown in."""
         if raw.startswith(_OF_FIELD):
             return self._token_field is not None
+        if raw.startswith(_OF_PROVIDER):
+            return self._keys is not None
         return self._reads_proxy_authorization or self._authorization is not None
 
     @staticmethod
@@ -257,10 +356,14 @@ class Authenticator:
         return bytes(values[0])
 
     def _tell(self, exchange: Exchange, identity: CallerIdentity) -> None:
-        """The client of another gateway is who that has signed; one that it does not know is known as that gateway."""
+        """The client of another gateway is who that has signed; one that it does not know is known as that gateway.
+        Restrictions of the gateway's own API key hold for all its clients.
+        """
         signed = exchange.identity
         if signed.source != "gateway":
             exchange.identity = identity
+        elif _is_known(signed) and identity.grant is not None:
+            exchange.identity = signed.replace(grant=identity.grant)  # the key is for its routes, whoever asks
         elif not _is_known(signed) and _is_known(identity):
             exchange.identity = identity.replace(
                 origin_client=signed.origin_client, origin_gateway=signed.origin_gateway

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from egressproxy.filters.calls import FilterCall
 from egressproxy.gateway.identity.authenticator import Authenticator
-from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Checks
+from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Checks, Epoch
 from egressproxy.gateway.identity.key_source import KeySource
 from egressproxy.identity.credentials import Believed, Credential
 from egressproxy.ir.gateway import KeyUrlIR
@@ -29,14 +29,16 @@ if TYPE_CHECKING:  # for annotations: what verifies is imported where it is need
 class Authenticators:
     """By their rules. `known` are those in service."""
 
-    __slots__ = ("_checked", "_known", "_known_checked", "_made", "checks")
+    __slots__ = ("_checked", "_epochs", "_known", "_known_checked", "_known_epochs", "_made", "checks")
 
     def __init__(self, known: Authenticators | None = None) -> None:
         self.checks: Checks = known.checks if known is not None else Checks()
         self._known = known._made if known is not None else {}
         self._known_checked = known._checked if known is not None else {}
+        self._known_epochs = known._epochs if known is not None else {}
         self._made: dict[_Key, Authenticator] = {}
-        self._checked: dict[_Key, CheckedCredentials] = {}  # by rules without addresses
+        self._checked: dict[_Key, CheckedCredentials] = {}  # by rules without addresses and API keys
+        self._epochs: dict[_Key, Epoch] = {}  # by rules without API keys
 
     def of(
         self,
@@ -52,7 +54,7 @@ class Authenticators:
         if spec is None:
             return None
         calls = [call("identity", url.callee) for url in urls]  # what is not asked for is retired
-        key = replace(spec, addresses=()), urls, is_forward
+        key = replace(spec, addresses=(), api_keys=None), urls, is_forward
         checked = self._checked.get(key) or self._known_checked.get(key)
         if checked is None:
             verifier = _Verifier(spec)
@@ -62,13 +64,23 @@ class Authenticators:
             checked = CheckedCredentials(self.checks, verifier.verify if spec.takes_credentials else None, sources)
         self._checked[key] = checked
         key = spec, urls, is_forward
-        found = self._made.get(key) or self._known.get(key) or Authenticator(spec, checked, is_forward=is_forward)
+        rest = replace(spec, api_keys=None), urls, is_forward
+        found = self._made.get(key) or self._known.get(key)
+        if found is None:
+            keys = None
+            if spec.api_keys is not None:
+                from egressproxy.identity.api_keys import ApiKeys  # here: few listeners take API keys
+
+                keys = ApiKeys(spec.api_keys)
+            epoch = self._epochs.get(rest) or self._known_epochs.get(rest)
+            found = Authenticator(spec, checked, is_forward=is_forward, keys=keys, epoch=epoch)
         self._made[key] = found
+        self._epochs[rest] = found.epoch
         return found
 
     def forget_known(self) -> None:
         """Those in service before are no longer looked for."""
-        self._known, self._known_checked = {}, {}
+        self._known, self._known_checked, self._known_epochs = {}, {}, {}
 
 
 _Key = tuple[IdentityIR, tuple[KeyUrlIR, ...], bool]

@@ -28,19 +28,28 @@ class Challenges:
     __slots__ = ("_missing", "_refused_token", "_remedy", "_remedy_refused", "_status", "_wanted")
 
     def __init__(
-        self, *, is_forward: bool, takes_tokens: bool, takes_passwords: bool, token_field: str, knows_addresses: bool
+        self,
+        *,
+        is_forward: bool,
+        takes_tokens: bool = False,
+        takes_passwords: bool = False,
+        token_field: str = "",
+        takes_keys: bool = False,
+        knows_addresses: bool = False,
     ) -> None:
         """`token_field` "": tokens stand where passwords do, and as a password, too. Where a request can show nothing,
         what is refused is the connection: 403, since 401 and 407 ask for a credential.
         """
-        self._status = 403 if not (takes_tokens or takes_passwords) else 407 if is_forward else 401
+        self._status = 403 if not (takes_tokens or takes_passwords or takes_keys) else 407 if is_forward else 401
         name = b"Proxy-Authenticate" if is_forward else b"WWW-Authenticate"
         field = "Proxy-Authorization" if is_forward else "Authorization"
         missing: list[tuple[bytes, bytes]] = []
-        if takes_passwords or (takes_tokens and not token_field):  # the one that most clients know comes first
+        if (
+            takes_passwords or (takes_tokens and not token_field) or (takes_keys and is_forward)
+        ):  # the one that most clients know comes first
             missing.append((name, b'Basic %b, charset="UTF-8"' % _REALM))
         refused_token = list(missing)
-        if takes_tokens:
+        if takes_tokens or takes_keys:
             missing.append((name, b"Bearer " + _REALM))
             refused_token.append((name, b'Bearer %b, error="invalid_token"' % _REALM))
         self._missing = tuple(missing)
@@ -49,6 +58,14 @@ class Challenges:
         self._wanted = _wanted(of_tokens, of_passwords)
         self._remedy_refused = _wanted(of_tokens, of_passwords, is_refused=True)
         self._remedy = _remedy(of_tokens, of_passwords, is_forward=is_forward, knows_addresses=knows_addresses)
+        if takes_keys:
+            of_keys = field if is_forward else "Authorization or the field of the provider, such as x-api-key"
+            self._wanted = _or(self._wanted, f"an API key in {of_keys}")
+            self._remedy_refused = _or(self._remedy_refused, f"a valid API key in {of_keys}")
+            sent = f"send the field {field}: Bearer KEY, with an API key of this gateway"
+            url = "write the proxy's URL as http://any:KEY@GATEWAY, or " if is_forward else ""
+            others = takes_tokens or takes_passwords
+            self._remedy = f"{self._remedy}, or {sent}" if others else f"{url}{sent}"
 
     def missing(self) -> Unauthenticated:
         """For a client that has shown nothing."""
@@ -62,6 +79,10 @@ class Challenges:
         fields = self._refused_token if is_token else self._missing
         remedy = self._remedy_refused
         return Unauthenticated(Reason.CREDENTIALS_REFUSED, message, self._status, fields, remedy=remedy, detail=detail)
+
+
+def _or(wanted: str, more: str) -> str:
+    return f"{wanted}, or {more}" if wanted else f"show {more}"
 
 
 def _wanted(of_tokens: str, of_passwords: str, *, is_refused: bool = False) -> str:

@@ -51,7 +51,9 @@ class SocksConnection(CountedClient):
     def __init__(self, connection_manager: HttpConnectionManager, metrics: Metrics, state: OpenConnections) -> None:
         super().__init__(connection_manager, metrics, state)
         rules = state.port.first.spec.policy.identity
-        asks = rules is not None and bool(rules.users or (rules.issuers and not rules.token_field))
+        asks = rules is not None and bool(
+            rules.users or (rules.issuers and not rules.token_field) or rules.api_keys is not None
+        )
         self._negotiation: SocksServer | None = SocksServer(
             asks_login=asks, may_be_nobody=rules is None or not asks or not rules.is_required or bool(rules.addresses)
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import time
 from typing import Final
 
 from egressproxy.errors import GatewayError
@@ -23,8 +24,9 @@ from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.gateway import ListenerProtocol
+from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.model.exchange import Exchange
-from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest
+from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 from egressproxy.protocols.tls.client_hello import ClientHello
 
 #: Behind these actions nothing is decided on names.
@@ -62,12 +64,13 @@ class Decision:
 
 def decide(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: bytes = b"") -> Decision:
     """`pseudonym` is the name of this gateway in Via; without it no request is in a loop. Raises
-    HypotheticalRequestError for a request that no client could send, or that is not for just one listener.
+    HypotheticalRequestError for a request that no client could send, or that is not for just one listener, and for an
+    API key that the listener does not have.
     """
     question.check()
     port = question.port(snapshot)
     exchange = Exchange("-", port.first.gateway, port.first.name, 0.0)
-    exchange.identity = question.identity
+    exchange.identity = _client_of_key(port, question.key) if question.key else question.identity
     made = Decision(question, exchange, port, port.first, pseudonym)
     try:
         if port.is_stream or (port.is_mixed and port.leads_to_stream(question.host)):
@@ -79,6 +82,25 @@ def decide(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: bytes =
     except GatewayError as error:
         made.error = error.with_traceback(None)
     return made
+
+
+def _client_of_key(port: Port, name: str) -> CallerIdentity:
+    """The client of an API key, by the name of the key's entry. Raises HypotheticalRequestError."""
+    rules = [each.spec.policy.identity for each in port.listeners if each.spec.policy.identity is not None]
+    keys = {key.grant.entry: key for each in rules for key in each.api_keys or ()}
+    found = [key for entry, key in keys.items() if name in (entry, entry.rpartition("#")[2])]
+    if not found:
+        known = f": it has {', '.join(sorted(keys)[:10])}" if keys else ""
+        raise HypotheticalRequestError(f"the listener has no API key {name}{known}")
+    if len(found) > 1:
+        entries = ", ".join(each.grant.entry for each in found)
+        raise HypotheticalRequestError(f"the API key {name} may be one of several: {entries}")
+    from egressproxy.identity.api_keys import client_of_key  # here: few questions name one
+
+    key = found[0]
+    if time() >= key.not_after:
+        raise HypotheticalRequestError(f"the API key {name} has expired: the gateway refuses all requests with it")
+    return client_of_key(key)
 
 
 def _decide_request(made: Decision) -> None:

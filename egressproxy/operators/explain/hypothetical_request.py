@@ -18,7 +18,7 @@ from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.codec import RequestReader
 
 _URL = re.compile(r"(https?)://([^/?#]+)(/?[^#]*)", re.IGNORECASE)
-_KNOWN = ("method", "url", "as", "group", "claim", "gateway", "listener", "header", "dns")
+_KNOWN = ("method", "url", "as", "group", "claim", "key", "gateway", "listener", "header", "dns")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -30,7 +30,8 @@ class HypotheticalRequestError(ValueError):
 class HypotheticalRequest:
     """`url` is an `http://` or `https://` URL, a path (for a reverse proxy, with a Host field), or `host:port` for
     CONNECT and for listeners of protocol TLS, which take `https://` where they open the host. `gateway`
-    (namespace/name) and `listener` (name) choose among several.
+    (namespace/name) and `listener` (name) choose among several. `key` is the entry of an API key, as ENTRY or
+    NAMESPACE/SECRET#ENTRY, whose client asks; "": none is shown.
     """
 
     method: str
@@ -43,6 +44,7 @@ class HypotheticalRequest:
     asks_dns: bool = True
     groups: tuple[str, ...] = ()
     claims: tuple[tuple[str, str], ...] = ()
+    key: str = ""
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> HypotheticalRequest:
@@ -73,10 +75,12 @@ class HypotheticalRequest:
         namespace, slash, account = values.get("as", "-/-").partition("/")
         if not (slash and namespace and account):
             raise HypotheticalRequestError(f"as {values['as']!r} is not NAMESPACE/SERVICEACCOUNT")
+        if values.get("key") and (namespace != "-" or groups or claims):
+            raise HypotheticalRequestError("key names the client: leave out as, group and claim")
         return cls(
             values.get("method", "GET"), values["url"], tuple(fields), namespace, account,
             values.get("gateway", ""), values.get("listener", ""), values.get("dns", "1") not in ("0", "false", "off"),
-            tuple(groups), tuple(claims),
+            tuple(groups), tuple(claims), values.get("key", ""),
         )  # fmt: skip
 
     @property

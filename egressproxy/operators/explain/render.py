@@ -67,6 +67,7 @@ def identity_values(rules: IdentityIR) -> dict[str, Any]:
         "issuers": [{"issuer": each.issuer, "audiences": list(each.audiences)} for each in rules.issuers],
         "header": rules.token_field,
         "users": len(rules.users),
+        "apiKeys": len(rules.api_keys or ()),
         "addresses": sum(len(each.networks) for each in rules.addresses),
         "proxyProtocol": list(map(str, rules.senders)),
     }

@@ -34,7 +34,7 @@ MAX_WAITING: Final = 100
 OF_HOLDS: Final = ("id", "method", "authority", "path", "tool", "waitsSeconds", "leftSeconds")
 
 #: By what a client is known, in words; others by their name.
-_SHOWN_BY: Final = {"basic": "user name and password", "gateway": "other gateway, by its signature"}
+_SHOWN_BY: Final = {"basic": "user name and password", "key": "API key", "gateway": "other gateway, by its signature"}
 
 Rules = Iterable[tuple[str, Route]]
 

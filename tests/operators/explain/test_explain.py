@@ -14,6 +14,7 @@ from egressproxy.gateway.backends.opener import TlsFailure
 from egressproxy.gateway.builders.snapshot_builder import offline
 from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.identity.api_keys import new_key, new_record
 from egressproxy.operators.explain.explain import explain
 from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 from tests.e2e.world import terminate, tls_secret
@@ -271,6 +272,28 @@ def test_what_clients_may_show_is_shown_and_nothing_of_what_it_is_compared_with(
     ) in text
     assert hashed not in str(found)
     assert "alice" not in str(found)
+
+
+def test_the_client_of_an_api_key_asks_with_its_routes():
+    key, old = new_key(), new_record(new_key(), notAfter="2001-01-01T00:00:00Z")
+    records = {"ci-1": new_record(key, routes=["api"], groups=["gold"]), "old-1": old}
+    secret = m.secret("keys", {name: json.dumps(each) for name, each in records.items()})
+    identity = {"apiKeys": {"secretRefs": [{"name": "keys"}]}}
+    objects = [*routed(identity=identity, destinations={"allow": [{"hostnames": ["a.example"]}]}), secret]
+    for name in ("ci-1", "agents/keys#ci-1"):
+        found = ask(objects, "GET", "https://api.example/v1", dns="false", key=name)
+        assert found["verdict"] == "allowed", found
+    found = ask(objects, "GET", "http://a.example/", dns="false", key="ci-1")
+    assert (found["verdict"], found["error"]["reason"]) == ("denied", "destination_denied")
+    text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
+    assert "clients 2 API keys; others are refused (407 or 401)" in text
+    assert "agents/keys#ci-1" in str(found)
+    assert records["ci-1"]["hash"].removeprefix("sha256:") not in str(found)
+    for name, why in (("no", "has no API key no: it has agents/keys#ci-1"), ("old-1", "has expired")):
+        with pytest.raises(HypotheticalRequestError, match=why):
+            ask(objects, "GET", "http://a.example/", dns="false", key=name)
+    with pytest.raises(HypotheticalRequestError, match="key names the client"):
+        ask(objects, "GET", "http://a.example/", **{"dns": "false", "key": "ci-1", "as": "a/b"})
 
 
 def test_other_parents_and_what_goes_past_them_are_shown():

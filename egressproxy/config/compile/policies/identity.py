@@ -1,13 +1,16 @@
-"""EgressPolicy `identity`: the accepted tokens, passwords and addresses of a listener.
+"""EgressPolicy `identity`: the accepted tokens, passwords, API keys and addresses of a listener.
 
-The most specific policy decides each of `token`, `basic` and `address`. An unreadable section closes the place, since
-clients could not be identified. Sources: RFC 7517 (key sets), Kubernetes v1 Pod (podIPs, hostNetwork).
+The most specific policy decides each of `token`, `basic`, `apiKeys` and `address`. An unreadable section closes the
+place, since clients could not be identified. An API key whose record is unusable is left out alone. Sources: RFC 7517
+(key sets), Kubernetes v1 Pod (podIPs, hostNetwork).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from ipaddress import ip_network
+from time import time
 from typing import Any
 
 from egressproxy.config.compile.references import References, UnresolvedRef
@@ -15,15 +18,16 @@ from egressproxy.config.resources.core import Pod
 from egressproxy.config.resources.identity import CertificateIdentity, TokenIdentity, TokenIssuer
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.identity.passwords import hash_problem
-from egressproxy.ir.identity import AddressClientIR, IdentityIR, TokenIssuerIR
+from egressproxy.ir.identity import AddressClientIR, ApiKeyIR, IdentityIR, TokenIssuerIR
 from egressproxy.model.authority import read_key_uri
 from egressproxy.model.secret import SecretBytes
 
 #: The sections of `identity` that this module reads.
-SECTIONS = ("certificate", "token", "basic", "address", "proxy_protocol")
+SECTIONS = ("certificate", "token", "basic", "api_keys", "address", "proxy_protocol")
 #: The entry of a Secret in htpasswd format.
 _HTPASSWD = ".htpasswd"
 MAX_USERS = 10_000
+MAX_API_KEYS = 10_000
 
 
 def read_identity(
@@ -50,6 +54,13 @@ def read_identity(
             users, users_of = _users(policy, references)
         except UnresolvedRef as unresolved:
             unread[f"spec.identity.basic.secretRef of {policy}: {unresolved.with_hint}"] = None
+    api_keys: tuple[ApiKeyIR, ...] | None = None
+    policy = chosen.get("api_keys")
+    if policy is not None:
+        try:
+            api_keys, _ = _api_keys(policy, references)
+        except UnresolvedRef as unresolved:
+            unread[f"spec.identity.{unresolved.field} of {policy}: {unresolved.with_hint}"] = None
     addresses: list[AddressClientIR] = []
     if address is not None:
         addresses = [
@@ -63,7 +74,7 @@ def read_identity(
         unenforceable |= unread
         return IdentityIR(is_required=True)
     return IdentityIR(
-        is_required=bool(issuers or users) if required is None else required,
+        is_required=bool(issuers or users or api_keys is not None) if required is None else required,
         issuers=tuple(issuers),
         token_field=token.header or "" if token is not None else "",
         users=users,
@@ -72,6 +83,7 @@ def read_identity(
         claims=tuple(sorted(set(token.forward_claims))) if token is not None else (),
         senders=senders.from_ if senders is not None else (),
         trust_domain=own_trust_domain(_written(chosen, "certificate"), token),
+        api_keys=api_keys,
     )
 
 
@@ -99,7 +111,12 @@ def required_of(policy: EgressPolicy) -> bool | None:
 
 
 def unusable_keys(policy: EgressPolicy, references: References) -> Iterator[str]:
-    """The weak or malformed keys in the policy's key sets, which are not used: a sentence for each set."""
+    """The weak or malformed keys in the policy's key sets, and the API keys, that are not used: a sentence for each
+    set, and for each API key.
+    """
+    if policy.spec.identity is not None and policy.spec.identity.api_keys is not None:
+        with suppress(UnresolvedRef):  # the place is closed, and reported elsewhere
+            yield from _api_keys(policy, references)[1]
     token = policy.spec.identity.token if policy.spec.identity is not None else None
     for position, written in enumerate(token.issuers if token is not None else ()):
         if written.jwks_ref is None:
@@ -180,6 +197,61 @@ def _users(policy: EgressPolicy, references: References) -> tuple[tuple[tuple[st
     if len(found) > MAX_USERS:
         raise UnresolvedRef("InvalidCredentials", f"{name} has more than {MAX_USERS} users")
     return tuple(sorted(found.items())), f"{references.namespace_of(policy, ref)}/{ref.name}"
+
+
+def expired_api_keys(policy: EgressPolicy, references: References) -> Iterator[tuple[str, str]]:
+    """The API keys of a policy that have expired: the field that names their Secret, and a sentence."""
+    if policy.spec.identity is None or policy.spec.identity.api_keys is None:
+        return
+    from egressproxy.identity.api_keys import moment_text
+
+    now = time()
+    with suppress(UnresolvedRef):
+        for key in _api_keys(policy, references)[0]:
+            if now >= key.not_after:
+                secret, _, entry = key.grant.entry.rpartition("#")
+                at = next(
+                    position
+                    for position, ref in enumerate(policy.spec.identity.api_keys.secret_refs)
+                    if secret == f"{references.namespace_of(policy, ref)}/{ref.name}"
+                )
+                ended = moment_text(key.not_after)
+                sentence = f"the key of entry {entry} of Secret {secret} expired at {ended}: remove it"
+                yield f"spec.identity.apiKeys.secretRefs[{at}]", sentence
+
+
+def _api_keys(policy: EgressPolicy, references: References) -> tuple[tuple[ApiKeyIR, ...], tuple[str, ...]]:
+    """The API keys in all Secrets of the policy, and a sentence for each entry that is not used. Raises
+    UnresolvedRef.
+    """
+    # Here, since few configurations have API keys.
+    from egressproxy.identity.api_keys import MalformedRecord, read_record
+
+    assert policy.spec.identity is not None
+    assert policy.spec.identity.api_keys is not None
+    found: dict[bytes, ApiKeyIR] = {}
+    notes = []
+    for position, ref in enumerate(policy.spec.identity.api_keys.secret_refs):
+        where = f"apiKeys.secretRefs[{position}]"
+        name = references.names(policy, (ref,))
+        of = f"{references.namespace_of(policy, ref)}/{ref.name}"
+        try:
+            for entry in sorted(references.secret_keys(policy, ref)):
+                told = f"spec.identity.{where}: entry {entry} of {name}"
+                try:
+                    key = read_record(entry, references.data(policy, ref, entry), of)
+                except MalformedRecord as problem:
+                    notes.append(f"{told} is malformed, and its key is refused: {problem}.")
+                    continue
+                known = found.setdefault(key.digest, key)
+                if known is not key:
+                    notes.append(f"{told} does nothing: {known.grant.entry} has the same hash; remove one of both.")
+        except UnresolvedRef as unresolved:
+            raise unresolved.copy(where) from None
+        if len(found) > MAX_API_KEYS:
+            message = f"the Secrets have more than {MAX_API_KEYS} API keys"
+            raise UnresolvedRef("InvalidCredentials", message, field=where)
+    return tuple(found.values()), tuple(notes)
 
 
 def _pods(pods: Iterable[Pod]) -> list[AddressClientIR]:

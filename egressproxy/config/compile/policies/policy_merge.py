@@ -358,7 +358,7 @@ def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:
     if level <= Level.LISTENER:
         return
     identity, section = policy.spec.identity, policy.spec.destinations
-    if identity is not None and (identity.token or identity.basic or identity.required):
+    if identity is not None and (identity.token or identity.basic or identity.api_keys or identity.required):
         yield f"identity of {policy} is not enforced on a route or Backend: put it on the Gateway or a listener"
     if section is not None and section.allow is not None:
         yield f"destinations.allow of {policy} is not enforced on a route or Backend yet: put it on the Gateway"

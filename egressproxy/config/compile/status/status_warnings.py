@@ -73,6 +73,7 @@ _LESS: Final[tuple[str, ...]] = (
     "these listeners are not served",
     "does not use an endpoint",
     "tokens by them are refused",
+    "its key is refused",
 )
 #: The phrase of notes about a field without effect, for which no part is missing.
 _NO_EFFECT: Final = "has nothing to be applied to"

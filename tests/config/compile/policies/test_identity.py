@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from egressproxy.config.reading.problems import ConfigError
+from egressproxy.identity.api_keys import new_key, new_record
 from egressproxy.ir.identity import IdentityIR
 from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, listener, of_policy, policy, rule
 from tests.support.pki import Pki
@@ -112,6 +114,48 @@ def test_a_weak_key_is_left_out_and_told():
 )
 def test_keys_that_cannot_be_used_close_the_place(text: str, why: str):
     assert why in is_closed(tokens(), keys(text))
+
+
+def api_keys(**records: dict[str, Any]) -> tuple[str, str]:
+    secret = users(**{name: json.dumps(each) for name, each in records.items()})
+    return policy("identity: {apiKeys: {secretRefs: [{name: users}]}}"), secret
+
+
+def test_api_keys_are_read_and_make_a_client_necessary():
+    found = identity(*api_keys(one=new_record(new_key(), groups=["a"]), two=new_record(new_key())))
+    assert found.is_required
+    assert found.api_keys is not None
+    assert [(key.name, key.groups) for key in found.api_keys] == [
+        ("default/users#one", ("a",)),
+        ("default/users#two", ()),
+    ]
+    nobody = identity(policy("identity: {apiKeys: {secretRefs: [{name: users}]}}"), users())
+    assert (nobody.api_keys, nobody.is_required) == ((), True)
+
+
+def test_a_key_that_is_malformed_repeated_or_expired_is_told_and_the_others_count():
+    one = new_record(new_key())
+    old = new_record(new_key(), notAfter="2001-01-01T00:00:00Z")
+    made = compiled(FORWARD, *api_keys(a=one, b={"hash": "x"}, c={**one, "routes": ["all"]}, d=old))
+    status, _, message = of_policy(made, "Accepted")
+    assert status == "True"
+    where = "spec.identity.apiKeys.secretRefs[0]: entry {} of Secret default/users"
+    malformed = "hash is not sha256: with 64 hexadecimal digits in lower case"
+    assert f"{where.format('b')} is malformed, and its key is refused: {malformed}." in message
+    assert f"{where.format('c')} does nothing: default/users#a has the same hash; remove one of both." in message
+    [expired] = [each for each in made.warnings if each.code == "ExpiredApiKey"]
+    assert (expired.field_path, expired.message) == (
+        "spec.identity.apiKeys.secretRefs[0]",
+        "the key of entry d of Secret default/users expired at 2001-01-01T00:00:00Z: remove it",
+    )
+    found = listener(made).policy.identity
+    assert found is not None
+    assert [key.grant.entry for key in found.api_keys or ()] == ["default/users#a", "default/users#d"]
+    assert one["hash"] not in message
+
+
+def test_api_keys_without_their_secret_close_the_place():
+    assert "spec.identity.apiKeys.secretRefs[0]: Secret default/users does not exist" in is_closed(api_keys()[0])
 
 
 def test_users_as_entries_and_as_lines():
