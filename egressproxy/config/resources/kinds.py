@@ -40,8 +40,8 @@ from egressproxy.model.near_names import did_you_mean
 KINDS: tuple[type[Resource], ...] = (
     GatewayClass, Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, BackendTlsPolicy, ReferenceGrant,
     XTelemetryPolicy, XBackend, WorkingGroupBackend, GatewayXBackendDestination, PublishedPipeline, PrototypeBackend,
-    XBackendDestination, Backend, EgressPolicy, AccessPolicy, PayloadProcessingPipeline, FilterTypeDefinition, Namespace,
-    Secret, ConfigMap, Service, ServiceAccount, Pod, EndpointSlice, ClusterTrustBundle,
+    XBackendDestination, Backend, EgressPolicy, AccessPolicy, PayloadProcessingPipeline, FilterTypeDefinition,
+    Namespace, Secret, ConfigMap, Service, ServiceAccount, Pod, EndpointSlice, ClusterTrustBundle,
 )  # fmt: skip
 
 #: (apiVersion, kind) -> class.

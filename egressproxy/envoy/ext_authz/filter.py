@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from egressproxy.envoy.field_change import FieldChange, apply
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
