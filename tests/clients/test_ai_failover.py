@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import manifests as m
 from tests.support.net import free_port
+from tests.support.origins.cloud_providers import CloudProvider
 from tests.support.origins.providers import Provider, Trouble
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
@@ -29,6 +30,8 @@ import anthropic
 import openai
 
 APIS = ("OpenAIChat", "OpenAIResponses", "AnthropicMessages")
+#: APIs that have providers here, and no clients.
+CLOUDS = ("Gemini",)
 QUESTION = "How warm is it in Oslo and in Lima?"
 ANSWER = "It is 3 in Oslo and 20 in Lima."
 WEATHER = {"Oslo": "3", "Lima": "20"}
@@ -179,6 +182,9 @@ PATHS = {
     "OpenAIChat": "/v1/chat/completions", "OpenAIResponses": "/v1/responses", "AnthropicMessages": "/v1/messages",
 }  # fmt: skip
 
+#: Of a whole answer and of a stream.
+CLOUD_PATHS = {"Gemini": ("/v1beta/models/gpt-5:generateContent", "/v1beta/models/gpt-5:streamGenerateContent")}
+
 
 class World:
     """A gateway, and for each API one provider that serves it alone; /API leads to that, /any through all of them."""
@@ -191,12 +197,13 @@ class World:
         **failover: Any,
     ) -> None:
         self.providers = {api: Provider() for api in APIS}
+        self.clouds = {api: CloudProvider() for api in CLOUDS}
         context = Pki().server_context("127.0.0.1")
         self.port = free_port()
         secret = m.manifest("v1", "Secret", "key", "agents", stringData={"key": "the-providers-key"})
         written = m.policy(cidrs=["127.0.0.0/8"], **(policy or {}))
         objects = [m.gateway(m.http_listener(self.port)), written, secret]
-        for api, provider in self.providers.items():
+        for api, provider in [*self.providers.items(), *self.clouds.items()]:
             server = stack.enter_context(OriginServer([provider.routes()], context))
             ports = [
                 {
@@ -207,13 +214,15 @@ class World:
             config: dict[str, Any] = {"secretRef": {"name": "key", "key": "key"}, "allowPlaintext": True}
             if api == "AnthropicMessages":
                 config["header"] = "x-api-key"
+            if api == "Gemini":
+                config["header"] = "x-goog-api-key"
             injector = {"type": f"{m.OURS}/CredentialInjector:v1", "phase": "backend-request", "config": config}
             spec = {
                 "destination": {"type": "Ip", "ip": {"address": server.address}, "ports": ports},
                 "extensions": [{"name": "key", **injector}],
             }
             objects.append(m.manifest(f"{m.OURS}/v1alpha1", "Backend", api.lower(), "agents", spec=spec))
-        rules = [m.prefix_rule(f"/{api}", api.lower(), rewrite="/") for api in APIS]
+        rules = [m.prefix_rule(f"/{api}", api.lower(), rewrite="/") for api in (*APIS, *CLOUDS)]
         for first in APIS:
             second = "AnthropicMessages" if first != "AnthropicMessages" else "OpenAIChat"
             endpoints = [
@@ -285,6 +294,31 @@ def test_a_conversation_with_tools_in_several_turns(world: World, api: str, back
         assert KEY not in str(each.fields)
     others = [each for name, each in world.providers.items() if name != backend]
     assert not any(each.requests for each in others)
+    record = world.gateway.wait_for_record(ai_api=api, ai_backend_api=backend)
+    assert (record["status"], record["reason"]) == (200, "-")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("backend", CLOUDS)
+@pytest.mark.parametrize("api", APIS)
+def test_a_conversation_with_a_provider_in_a_cloud(world: World, api: str, backend: str, stream: bool):
+    client = world.client(api, f"/{backend}")
+    finished, called = REASONS[api]
+    client.says(QUESTION)
+    said = client.asks(stream=stream, tools=True)
+    assert [values for _, _, values in said.calls] == [{"city": "Oslo"}, {"city": "Lima"}]
+    assert said.reason == called
+    client.results({key: WEATHER[values["city"]] for key, _, values in said.calls})
+    said = client.asks(stream=stream, tools=True)
+    assert (said.text, said.reason, said.tokens) == (ANSWER, finished, (11, 7))
+    if stream:
+        assert said.arrivals == len(ANSWER.split())
+    got = world.clouds[backend].requests[-1]
+    assert got.path == CLOUD_PATHS[backend][stream].replace(
+        "gpt-5", "claude-x" if api == "AnthropicMessages" else "gpt-5"
+    )
+    assert "the-providers-key" in str(got.fields)
+    assert KEY not in str(got.fields)
     record = world.gateway.wait_for_record(ai_api=api, ai_backend_api=backend)
     assert (record["status"], record["reason"]) == (200, "-")
 

@@ -54,7 +54,8 @@ def set_request_head(head: RequestHead, request: TranslatedRequest, path: bytes)
 
 def set_response_head(head: ResponseHead, request: TranslatedRequest, kind: bytes) -> None:
     """Make the head of the backend's answer that of the translated one, whose body is of this media type."""
-    number = head.fields.get(_REQUEST_ID[request.target])
+    name = _REQUEST_ID.get(request.target)
+    number = head.fields.get(name) if name is not None else None
     head.fields.block = _crossing(head.fields.block) + b"\r\ncontent-type: " + kind
     if number:
         head.fields.add(_REQUEST_ID[request.source], number)

@@ -226,10 +226,11 @@ class AiCall(RequestAdapter, ErrorForm):
             self.backend_api = sent.request.target
             exchange.path_prefix = b""  # what replaces it is for the client's path
             operation(exchange)  # filters of the answer, which see the client's API, go by the client's path
-            set_request_head(head, sent.request, endpoint.path_of(sent.request.target))
+            path = endpoint.path_of(sent.request.target, sent.sent_model, is_stream=sent.request.is_stream)
+            set_request_head(head, sent.request, path)
         elif endpoint.prefix and self.api is not None and api_of(head.path) is self.api:
             _, mark, query = head.path.partition(b"?")
-            head.path = endpoint.path_of(self.api) + mark + query
+            head.path = endpoint.path_of(self.api, "", is_stream=False) + mark + query
             exchange.path_prefix = b""
 
     def _made(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent]:

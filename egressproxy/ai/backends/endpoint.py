@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai.apis.apis import Api
-from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of
+from egressproxy.ai.translation.apis import api_of, path_at
 from egressproxy.gateway.backends.provider_endpoint import ProviderEndpoint
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.ir.route import WeightedBackend
 
-#: What DEFAULT_PATHS begin with.
-_PREFIX: Final = b"/v1"
+#: In an explanation, for a name that depends on the request.
+_ANY_MODEL: Final = "MODEL"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -63,8 +63,9 @@ class AiEndpoint(ProviderEndpoint):
         """Whether the body of a request of this API may have to be another one here."""
         return self.renames or self.api_for(api) is not api
 
-    def path_of(self, api: Api) -> bytes:
-        return (self.prefix or _PREFIX) + DEFAULT_PATHS[api].removeprefix(_PREFIX)
+    def path_of(self, api: Api, model: str, *, is_stream: bool) -> bytes:
+        """The path of a request for this model in `api`."""
+        return path_at(api, self.prefix, model, is_stream=is_stream)
 
     @property
     def values(self) -> dict[str, object]:
@@ -86,7 +87,8 @@ class AiEndpoint(ProviderEndpoint):
         if api is None or target is None or target is api:
             sentence = "goes as it is" if api is None else f"{api.value} goes as it is"
         else:
-            sentence = f"{api.value} is translated to {target.value} (POST {self.path_of(target).decode()})"
+            at = self.path_of(target, _ANY_MODEL, is_stream=False).decode()
+            sentence = f"{api.value} is translated to {target.value} (POST {at})"
         names = [f"{sent} for {asked}" for asked, sent in self._aliases.items()]
         if self._alias:
             names.append(f"{self._alias} for {'every other model' if names else 'every model'}")

@@ -1,5 +1,5 @@
 """Which of the translated APIs a path is of, where each is served, and which header fields are of one only. Sources:
-the OpenAPI descriptions of OpenAI and Anthropic, as their SDKs carry them.
+the OpenAPI descriptions of OpenAI and Anthropic, as their SDKs carry them; the reference of the Gemini API.
 """
 
 from __future__ import annotations
@@ -7,15 +7,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import quote
 
 from egressproxy.ai.apis.apis import Api, operation_of, usual_spelling
+from egressproxy.ai.translation.errors import Untranslatable
 
-#: Where each API that is translated is served, unless a configuration says otherwise.
+#: Where each API that is translated for its clients is served, unless a configuration says otherwise. Behind the prefix
+#: of `DEFAULT_PREFIXES`.
 DEFAULT_PATHS: Final[Mapping[Api, bytes]] = {
     Api.OPENAI_CHAT: b"/v1/chat/completions",
     Api.OPENAI_RESPONSES: b"/v1/responses",
     Api.ANTHROPIC: b"/v1/messages",
 }
+
+#: What stands before the paths of an API.
+DEFAULT_PREFIXES: Final[Mapping[Api, bytes]] = {
+    Api.OPENAI_CHAT: b"/v1",
+    Api.OPENAI_RESPONSES: b"/v1",
+    Api.ANTHROPIC: b"/v1",
+    Api.GEMINI: b"/v1beta",
+}
+#: A model's name in a path: none that a server could read as another path.
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,255}", re.ASCII)
 
 #: Fields that a request to each API needs beside those of a JSON body. The version of Anthropic's API is the one that
 #: knows `temperature` and `top_p`: 2026-10-21 refuses them.
@@ -23,14 +36,15 @@ REQUIRED_FIELDS: Final[Mapping[Api, tuple[tuple[bytes, bytes], ...]]] = {
     Api.OPENAI_CHAT: (),
     Api.OPENAI_RESPONSES: (),
     Api.ANTHROPIC: ((b"anthropic-version", b"2023-06-01"),),
+    Api.GEMINI: (),
 }
 
 _COUNT_TOKENS: Final = b"/v1/messages/count_tokens"
 
 #: Fields of requests and answers that mean something to one provider: credentials, accounts, versions, limits, ids.
 _OF_ONE_API = re.compile(
-    rb"(?:authorization|api-key|x-api-key|x-goog-api-key|idempotency-key|request-id|x-request-id|x-client-request-id|cf-ray"
-    rb"|(?:anthropic|openai|x-openai|x-anthropic|x-stainless|x-ratelimit|x-codex)-.*)\Z",
+    rb"(?:authorization|api-key|x-api-key|idempotency-key|request-id|x-request-id|x-client-request-id|cf-ray"
+    rb"|(?:anthropic|openai|x-goog|x-gemini|x-openai|x-anthropic|x-stainless|x-ratelimit|x-codex)-.*)\Z",
     re.IGNORECASE,
 )
 _OF_THE_BODY = re.compile(
@@ -44,6 +58,27 @@ def api_of(path: bytes) -> Api | None:
     """The translated API that a POST to this path speaks; None: none of them, or the path names the model."""
     found = operation_of(path)
     return found.api if found is not None and found.api in DEFAULT_PATHS and not found.model else None
+
+
+def model_in_path(model: str, field: str = "model") -> str:
+    """This model as it stands in the path of an API. `models/` before it is left out. Raises Untranslatable for what
+    would be more than a name there; `field` is where the client has named it.
+    """
+    name = model.removeprefix("models/")
+    if _MODEL.fullmatch(name) is None:
+        raise Untranslatable(
+            field, "cannot be translated: the model is a part of the backend's path, and this is no name"
+        )
+    return quote(name, safe="@")
+
+
+def path_at(api: Api, prefix: bytes, model: str, *, is_stream: bool) -> bytes:
+    """The path of a translated request. `prefix` is that of a configuration; empty: that of the API."""
+    begin = prefix or DEFAULT_PREFIXES[api]
+    if api is Api.GEMINI:
+        verb = b"streamGenerateContent?alt=sse" if is_stream else b"generateContent"
+        return b"%b/models/%b:%b" % (begin, model_in_path(model).encode(), verb)
+    return begin + DEFAULT_PATHS[api].removeprefix(DEFAULT_PREFIXES[api])
 
 
 def counts_tokens(path: bytes) -> bool:

@@ -24,6 +24,9 @@ from egressproxy.ai.translation.conversation import (
 )
 from egressproxy.ai.translation.errors import BadAnswer, Untranslatable, error_in
 from egressproxy.ai.translation.event_stream import COMMENT, EventStream
+from egressproxy.ai.translation.gemini import answers as gemini_answers
+from egressproxy.ai.translation.gemini import request_writer as gemini_writer
+from egressproxy.ai.translation.gemini.answers import ContentStreamReader
 from egressproxy.ai.translation.openai_chat import answers as chat_answers
 from egressproxy.ai.translation.openai_chat import request_reader as chat_reader
 from egressproxy.ai.translation.openai_chat import request_writer as chat_writer
@@ -49,16 +52,21 @@ _REQUEST_WRITERS: Final = {
     Api.OPENAI_CHAT: chat_writer.write_request,
     Api.OPENAI_RESPONSES: responses_writer.write_request,
     Api.ANTHROPIC: anthropic_writer.write_request,
+    Api.GEMINI: gemini_writer.write_request,
 }
 _ANSWER_READERS: Final = {
     Api.OPENAI_CHAT: chat_answers.read_answer,
     Api.OPENAI_RESPONSES: responses_answers.read_answer,
     Api.ANTHROPIC: anthropic_answers.read_answer,
+    Api.GEMINI: gemini_answers.read_answer,
 }
-_STREAM_READERS: Final[Mapping[Api, type[ChatStreamReader | ResponseStreamReader | MessageStreamReader]]] = {
+_STREAM_READERS: Final[
+    Mapping[Api, type[ChatStreamReader | ResponseStreamReader | MessageStreamReader | ContentStreamReader]]
+] = {
     Api.OPENAI_CHAT: ChatStreamReader,
     Api.OPENAI_RESPONSES: ResponseStreamReader,
     Api.ANTHROPIC: MessageStreamReader,
+    Api.GEMINI: ContentStreamReader,
 }
 _KEEP_ALIVE: Final = KeepAlive()
 _ENDINGS: Final = (Finished, Failed)

@@ -245,12 +245,13 @@ class AiOptions(Model):
     """The AI provider's APIs; requests of another API are translated to the first of these."""
 
     apis: Annotated[
-        tuple[Literal["OpenAIChat", "OpenAIResponses", "AnthropicMessages"], ...], Field(min_length=1, max_length=3)
+        tuple[Literal["OpenAIChat", "OpenAIResponses", "AnthropicMessages", "Gemini"], ...],
+        Field(min_length=1, max_length=4),
     ]
-    """The APIs of the backend. A request of another supported API is translated to the first in the list."""
+    """The APIs of the backend. A request of another of the first three is translated to the first in the list."""
     prefix: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """The base path of the APIs: `/openai/v1` for /openai/v1/chat/completions, /openai/v1/responses or
-    /openai/v1/messages. Default: /v1 for translated requests; others keep their path.
+    /openai/v1/messages. Default for translated requests: /v1, and /v1beta for Gemini; others keep their path.
     """
     untranslatable: Literal["Refuse", "Drop"] = "Drop"
     """The effect on a field without equivalent in the API. Drop: fields that only tune the response are dropped, and

@@ -933,3 +933,29 @@ def test_retries_of_the_rule_are_translated_again(converse: Start):
         respond(talk, b"no", status=503)
     talk.client.take(rb"HTTP/1.1 503 .*?\r\n\r\n{no}")
     assert talk.record()["attempts"] == 3
+
+
+# --- APIs whose path has the model -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("body", "prefix", "path"),
+    [
+        (CHAT, "", b"/v1beta/models/gpt-5:generateContent"),
+        (STREAM, "", b"/v1beta/models/gpt-5:streamGenerateContent?alt=sse"),
+        (CHAT, "/v1/projects/p/locations/l/publishers/google",
+         b"/v1/projects/p/locations/l/publishers/google/models/gpt-5:generateContent"),
+    ],
+)  # fmt: skip
+def test_gemini_has_model_and_stream_in_its_path(converse: Start, body: bytes, prefix: str, path: bytes):
+    more = {"prefix": prefix} if prefix else {}
+    talk = converse(config(provider("a", "Gemini", **more)))
+    talk.client >> post(body, b"/v1/chat/completions?key=k", b"x-goog-api-key: k", b"x-goog-user-project: p")
+    head = asked(talk, "a", b"POST")
+    assert head.startswith(b"POST " + path + b" HTTP/1.1\r\n")
+    assert b"goog" not in head.lower().partition(b"\r\n")[2]
+
+
+def test_gemini_is_asked_for_the_alias(converse: Start):
+    group = m.failover("any", endpoint("a", 0, modelAlias="gemini-3-pro"))
+    talk = converse(config(provider("a", "Gemini"), group, to="any"))
+    talk.client >> post(CHAT)
+    assert asked(talk, "a", b"POST").startswith(b"POST /v1beta/models/gemini-3-pro:generateContent HTTP/1.1\r\n")

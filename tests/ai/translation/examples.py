@@ -1,4 +1,4 @@
-"""Answers and streams of the three APIs, as their providers send them: one text, and one call of a tool."""
+"""Answers and streams of the APIs, as their providers send them: one text, and one call of a tool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from egressproxy.ai.translation.translator import ResponseTranslator, Translated
 from egressproxy.model.work import at_once
 
 CHAT, RESPONSES, ANTHROPIC = Api.OPENAI_CHAT, Api.OPENAI_RESPONSES, Api.ANTHROPIC
+GEMINI = Api.GEMINI
 PAIRS = [(source, target) for source in DEFAULT_PATHS for target in DEFAULT_PATHS if source is not target]
+#: Clients with providers, some of which are translated to and not from.
+TO_PROVIDERS = [*PAIRS, *((source, GEMINI) for source in DEFAULT_PATHS)]
 
 SMALLEST: dict[Api, dict[str, Any]] = {
     CHAT: {"model": "asked", "messages": [{"role": "user", "content": "Hello"}]},
@@ -126,6 +129,13 @@ ANTHROPIC_USAGE = {
     "output_tokens_details": {"thinking_tokens": 2},
     "service_tier": "standard",
 }
+GEMINI_USAGE = {
+    "promptTokenCount": 30,
+    "candidatesTokenCount": 5,
+    "thoughtsTokenCount": 2,
+    "cachedContentTokenCount": 20,
+    "totalTokenCount": 37,
+}
 
 #: "Hello there", then a call of `weather` with {"city": "Köln"}.
 ANSWERS: dict[Api, dict[str, Any]] = {
@@ -202,6 +212,29 @@ ANSWERS: dict[Api, dict[str, Any]] = {
         "stop_sequence": None,
         "usage": ANTHROPIC_USAGE,
     },
+    GEMINI: {
+        "candidates": [
+            {
+                "index": 0,
+                "finishReason": "STOP",
+                "content": {
+                    "role": "model",
+                    "parts": [
+                        {"text": "Hm", "thought": True},
+                        {"text": "Hello "},
+                        {"text": "there"},
+                        {
+                            "functionCall": {"id": "call_1", "name": "weather", "args": {"city": "Köln"}},
+                            "thoughtSignature": "c2ln",
+                        },
+                    ],
+                },
+            }
+        ],
+        "usageMetadata": GEMINI_USAGE,
+        "modelVersion": "served",
+        "responseId": "1",
+    },
 }
 
 
@@ -246,6 +279,13 @@ def _call(index: int, **call: Any) -> dict[str, Any]:
 
 def _numbered(*events: dict[str, Any]) -> bytes:
     return named(*({**event, "sequence_number": number} for number, event in enumerate(events)))
+
+
+def gemini_chunk(*parts: dict[str, Any], **ending: Any) -> dict[str, Any]:
+    """A chunk of a stream of Gemini's; `ending` are members of the candidate."""
+    candidate = {"index": 0, "content": {"role": "model", "parts": list(parts)}, **ending}
+    usage = {"promptTokenCount": 30, "totalTokenCount": 30}
+    return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "served", "responseId": "1"}
 
 
 _BEGUN = {**ANSWERS[RESPONSES], "status": "in_progress", "output": [], "usage": None}
@@ -346,6 +386,13 @@ STREAMS: dict[Api, bytes] = {
         },
         {"type": "message_stop"},
     ),
+    GEMINI: unnamed(
+        gemini_chunk({"text": "Hm", "thought": True}),
+        gemini_chunk({"text": "Hello "}),
+        gemini_chunk({"text": "there"}),
+        gemini_chunk({"functionCall": {"id": "call_1", "name": "weather", "args": {"city": "Köln"}}}),
+        {**gemini_chunk({"text": "", "thoughtSignature": "c2ln"}, finishReason="STOP"), "usageMetadata": GEMINI_USAGE},
+    ),
 }
 
 #: Each API's error in a stream: too many requests.
@@ -362,6 +409,7 @@ ERROR_EVENTS = {
         }
     ),
     ANTHROPIC: named({"type": "error", "error": {"type": "rate_limit_error", "message": "too much"}}),
+    GEMINI: unnamed({"error": {"code": 429, "message": "too much", "status": "RESOURCE_EXHAUSTED"}}),
 }
 
 

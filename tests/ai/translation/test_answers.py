@@ -18,11 +18,13 @@ from tests.ai.translation.examples import (
     ANSWERS,
     ANTHROPIC,
     CHAT,
-    PAIRS,
+    GEMINI,
     RESPONSES,
     STREAMS,
+    TO_PROVIDERS,
     chat_chunk,
     events,
+    gemini_chunk,
     junk,
     named,
     places,
@@ -33,7 +35,7 @@ from tests.ai.translation.examples import (
 )
 from tests.support.properties import examples
 
-IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), PAIRS)
+IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), TO_PROVIDERS)
 
 
 def answer(api: Api, ending: dict[str, Any], text: str | None = "so") -> dict[str, Any]:
@@ -44,6 +46,8 @@ def answer(api: Api, ending: dict[str, Any], text: str | None = "so") -> dict[st
         made["choices"][0] = {"index": 0, "message": message, **ending}
     elif api is ANTHROPIC:
         made |= {"content": [{"type": "text", "text": text}] if text else [], **ending}
+    elif api is GEMINI:
+        made["candidates"] = [{"content": {"parts": [{"text": text}] if text else []}, **ending}]
     else:
         parts = [{"type": "output_text", "text": text, "annotations": []}] if text else []
         parts += ending.pop("parts", [])
@@ -76,6 +80,11 @@ ENDINGS: dict[Api, dict[str, dict[str, Any]]] = {
         "length": {"stop_reason": "max_tokens"},
         "filtered": {"stop_reason": "refusal"},
     },
+    GEMINI: {
+        "end": {"finishReason": "STOP"},
+        "length": {"finishReason": "MAX_TOKENS"},
+        "filtered": {"finishReason": "SAFETY"},
+    },
 }
 WORDS = {
     CHAT: {"end": "stop", "length": "length", "filtered": "content_filter"},
@@ -102,6 +111,8 @@ def test_a_stream_ends_for_the_same_reason(source: Api, target: Api, ending: str
         stream = STREAMS[target].replace(
             b'"stop_reason": "tool_use"', b'"stop_reason": "%s"' % more["stop_reason"].encode()
         )
+    elif target is GEMINI:
+        stream = unnamed(gemini_chunk({"text": "so"}), gemini_chunk(**more))
     else:
         blocks = STREAMS[target].split(b"\n\n")
         last = {"type": "response.incomplete", "response": {**ANSWERS[RESPONSES], **more}}
@@ -141,6 +152,7 @@ REFUSALS = {
         },
         None,
     ),
+    GEMINI: {"promptFeedback": {"blockReason": "OTHER", "blockReasonMessage": "no, sorry"}},
 }
 
 
@@ -173,6 +185,7 @@ REFUSING_STREAMS = {
         {"type": "message_delta", "delta": REFUSALS[ANTHROPIC], "usage": {"output_tokens": 3}},
         {"type": "message_stop"},
     ),
+    GEMINI: unnamed(REFUSALS[GEMINI]),
 }
 
 
@@ -277,6 +290,14 @@ NO_FORM: list[tuple[Api, dict[str, Any], str]] = [
     (ANTHROPIC, answer(ANTHROPIC, {"stop_reason": None}), "stop_reason"),
     (ANTHROPIC, {**ANSWERS[ANTHROPIC], "content": [{"type": "server_tool_use"}]}, "server_tool_use"),
     (ANTHROPIC, {**ANSWERS[ANTHROPIC], "usage": {"input_tokens": "many"}}, "input_tokens"),
+    (GEMINI, {}, "no candidate"),
+    (GEMINI, {"candidates": [{}, {}]}, "2 candidates"),
+    (GEMINI, answer(GEMINI, {}), "finishReason"),
+    (GEMINI, answer(GEMINI, {"finishReason": "MALFORMED_FUNCTION_CALL", "finishMessage": "f("}), "broken off"),
+    (GEMINI, {"candidates": [{"content": {"parts": [{"inlineData": {}}]}}]}, "inlineData"),
+    (GEMINI, {"candidates": [{"content": {"parts": [{"functionCall": {"name": "f", "willContinue": True}}]}}]},
+     "willContinue"),
+    (GEMINI, {**ANSWERS[GEMINI], "usageMetadata": {"promptTokenCount": "many"}}, "promptTokenCount"),
 ]  # fmt: skip
 
 
@@ -326,6 +347,10 @@ BROKEN: list[tuple[Api, bytes, str]] = [
     (ANTHROPIC, named(START, {**BLOCK, "content_block": {"type": "server_tool_use"}}), "server_tool_use"),
     (ANTHROPIC, named(START, BLOCK, {"type": "content_block_delta", "index": 1, "delta": {}}), "not open"),
     (ANTHROPIC, named(START, BLOCK, {"type": "content_block_delta", "index": 0, "delta": {"type": "new"}}), "'new'"),
+    (GEMINI, unnamed(gemini_chunk({"text": "so"})), "before the answer was complete"),
+    (GEMINI, unnamed(gemini_chunk({"text": "so"}), gemini_chunk(finishReason="OTHER")), "broken off"),
+    (GEMINI, unnamed(gemini_chunk({"executableCode": {"code": "1"}})), "executableCode"),
+    (GEMINI, b"data: []\n\n", "not an object"),
 ]  # fmt: skip
 
 
@@ -514,3 +539,28 @@ def test_citations_are_left_out_and_the_text_stays():
     cited = {"type": "content_block_delta", "index": 0, "delta": {"type": "citations_delta", "citation": {}}}
     told = streamed(CHAT, ANTHROPIC, [named(START, BLOCK, cited)])
     assert b"citations" not in told
+
+
+def test_a_prompt_that_gemini_has_blocked_is_declined():
+    blocked = {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 3}}
+    told = whole(CHAT, GEMINI, blocked)[1]
+    assert told["choices"][0]["finish_reason"] == "content_filter"
+    assert told["choices"][0]["message"]["refusal"] == "The prompt was blocked: SAFETY."
+    assert told["usage"]["prompt_tokens"] == 3
+    last = events(streamed(ANTHROPIC, GEMINI, [unnamed(blocked)]))[-2]
+    assert last["delta"]["stop_details"]["explanation"] == "The prompt was blocked: SAFETY."
+
+
+def test_gemini_may_leave_out_ids_and_arguments_of_calls():
+    parts = [{"functionCall": {"name": "f"}}, {"functionCall": {"name": "f", "args": {"a": 1}}}]
+    body = {"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}]}
+    calls = whole(CHAT, GEMINI, body)[1]["choices"][0]["message"]["tool_calls"]
+    assert [call["function"]["arguments"] for call in calls] == ["{}", '{"a":1}']
+    assert len({call["id"] for call in calls}) == 2
+    blocks = whole(ANTHROPIC, GEMINI, body)[1]["content"]
+    assert [block["input"] for block in blocks] == [{}, {"a": 1}]
+
+
+def test_an_error_of_google_may_stand_in_an_array():
+    body = json.dumps([{"error": {"code": 429, "message": "slower", "status": "RESOURCE_EXHAUSTED"}}]).encode()
+    assert whole(ANTHROPIC, GEMINI, body, 429)[1]["error"] == {"type": "rate_limit_error", "message": "slower"}

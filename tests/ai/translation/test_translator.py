@@ -20,12 +20,14 @@ from tests.ai.translation.examples import (
     ANTHROPIC_USAGE,
     CHAT,
     ERROR_EVENTS,
+    GEMINI,
     LARGEST,
     PAIRS,
     RESPONSES,
     RESPONSES_USAGE,
     SMALLEST,
     STREAMS,
+    TO_PROVIDERS,
     chat_chunk,
     events,
     request,
@@ -35,7 +37,7 @@ from tests.ai.translation.examples import (
     whole,
 )
 
-IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), PAIRS)
+IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), TO_PROVIDERS)
 
 
 # ---- what an answer says, in each API
@@ -163,14 +165,15 @@ COMPLETE = {CHAT: b"data: [DONE]\n\n", RESPONSES: b"event: response.completed\n"
 @IN_EACH_PAIR
 def test_a_complete_stream_looks_complete(source: Api, target: Api):
     translator = ResponseTranslator(request(source, target, stream=True))
-    assert COMPLETE[source] in translator.feed(STREAMS[target])
-    assert translator.end() == b""
+    told, ended = translator.feed(STREAMS[target]), translator.end()
+    assert COMPLETE[source] in (ended if target is GEMINI else told)  # whose streams have no last event
+    assert target is GEMINI or ended == b""
     assert not translator.has_failed
 
 
 #: What says in a stream that the model has said all: behind it nothing is missing.
 SAID_ALL = {CHAT: b'{"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1700000000, "model": "served", '
-            b'"choices": []', RESPONSES: b"", ANTHROPIC: b"event: message_stop"}  # fmt: skip
+            b'"choices": []', RESPONSES: b"", ANTHROPIC: b"event: message_stop", GEMINI: b""}  # fmt: skip
 
 
 @IN_EACH_PAIR
@@ -306,9 +309,10 @@ def test_a_client_that_waits_for_a_stream_gets_an_error_for_an_answer_that_is_no
 @IN_EACH_PAIR
 def test_the_model_is_the_clients_or_the_one_that_is_given(source: Api, target: Api):
     body = json.dumps(SMALLEST[source]).encode()
-    assert json.loads(at_once(translate_request(body, source, target)).body)["model"] == "asked"
+    has_model = target is not GEMINI  # in whose path it stands
+    assert json.loads(at_once(translate_request(body, source, target)).body).get("model", "asked") == "asked"
     asked = at_once(translate_request(body, source, target, "other"))
-    assert json.loads(asked.body)["model"] == "other"
+    assert json.loads(asked.body).get("model") == ("other" if has_model else None)
     assert asked.client_model == "asked"
 
 
@@ -365,7 +369,7 @@ def _places(value: Any, path: str = "") -> list[tuple[dict[str, Any], str]]:
     return found
 
 
-@IN_EACH_PAIR
+@pytest.mark.parametrize(("source", "target"), PAIRS)
 @pytest.mark.parametrize("hint", ["cache_control", "prompt_cache_breakpoint"])
 def test_a_hint_for_caches_is_left_out_wherever_it_stands(source: Api, target: Api, hint: str):
     body = json.loads(json.dumps(LARGEST[source]))
@@ -376,7 +380,7 @@ def test_a_hint_for_caches_is_left_out_wherever_it_stands(source: Api, target: A
     assert at_once(translate_request(json.dumps(body).encode(), source, target)).body == plain
 
 
-@IN_EACH_PAIR
+@pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_a_field_that_is_not_known_is_refused_wherever_it_stands(source: Api, target: Api):
     body = json.loads(json.dumps(LARGEST[source]))
     at_once(translate_request(json.dumps(body).encode(), source, target))

@@ -1,4 +1,4 @@
-"""CloudProvider: as Provider, for one turn in the APIs of Gemini (generateContent) and Bedrock (Converse).
+"""CloudProvider: as Provider, in the APIs of Gemini (generateContent) and Bedrock (Converse).
 
 Source: the references of the Gemini API (GenerateContentResponse) and of the Bedrock runtime (Converse and
 ConverseStream).
@@ -38,9 +38,17 @@ class CloudProvider:
 
     async def _gemini(self, request: web.Request) -> web.StreamResponse:
         asked = await self._begin(request)
-        *_, user = (part["text"] for content in asked["contents"] for part in content["parts"] if "text" in part)
+        parts = [part for content in asked["contents"] for part in content["parts"]]
+        *_, user = (part["text"] for part in parts if "text" in part)
+        called = {
+            part["functionCall"]["id"]: f"call_{part['functionCall']['args']['city']}"
+            for part in parts
+            if "id" in part.get("functionCall", {})
+        }
+        answered = [part["functionResponse"] for part in parts if "id" in part.get("functionResponse", {})]
+        results = [(called[each["id"]], each["response"]["output"]) for each in answered]
         stream = request.match_info["verb"] == "streamGenerateContent"
-        turn = next_turn({**asked, "model": request.match_info["model"], "stream": stream}, user, [])
+        turn = next_turn({**asked, "model": request.match_info["model"], "stream": stream}, user, results)
         said = [{"text": word} for word in turn.words]
         said += [{"functionCall": {"name": "weather", "args": {"city": city}}} for _, city in turn.calls]
         usage = {
