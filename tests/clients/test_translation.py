@@ -214,3 +214,18 @@ def test_errors_are_those_of_the_sdk(source: Api, target: Api, status: int, name
     sdk = anthropic if source is ANTHROPIC else openai
     with pytest.raises(getattr(sdk, name), match="so it is"):
         _calls(source, provider)()
+
+
+def test_the_sdk_for_azure_is_a_client_of_chat_completions():
+    provider = Provider(ANTHROPIC)
+    client = httpx.Client(transport=httpx.MockTransport(provider))
+    azure = openai.AzureOpenAI(
+        api_key="k",
+        api_version="2024-10-21",
+        azure_endpoint="http://gateway.example",
+        http_client=client,
+        max_retries=0,
+    )
+    told = azure.chat.completions.create(model="mine", messages=[{"role": "user", "content": "hi"}])
+    assert told.choices[0].message.content == "Hello there"
+    assert provider.asked[-1]["model"] == "mine"

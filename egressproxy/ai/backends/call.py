@@ -28,7 +28,7 @@ from egressproxy.ai.backends.answers import (
 from egressproxy.ai.backends.endpoint import AiEndpoint, endpoint_of
 from egressproxy.ai.backends.model_field import find_model, with_model
 from egressproxy.ai.backends.provider_errors import ProviderCall, told_in_shape
-from egressproxy.ai.translation.apis import api_of, counts_tokens
+from egressproxy.ai.translation.apis import api_of, counts_tokens, deployment_of
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
@@ -100,6 +100,7 @@ class AiCall(RequestAdapter, ErrorForm):
 
     api: Api | None
     _prefix: bytes
+    _deployment: str = ""  # that the client's path names, as Azure's do: it counts, and not the model of the body
     is_websocket: bool = False  # a WebSocket, which passes as it is or not at all
     backend_api: Api | None = None
     _sent: _Sent = _AS_IT_IS
@@ -115,7 +116,7 @@ class AiCall(RequestAdapter, ErrorForm):
             if is_responses_websocket(head.path, head.upgrade):
                 exchange.keep(ADAPTER, cls(Api.OPENAI_RESPONSES, exchange.path_prefix, is_websocket=True))
         elif is_post(exchange):
-            exchange.keep(ADAPTER, cls(api_of(head.path), exchange.path_prefix))
+            exchange.keep(ADAPTER, cls(api_of(head.path), exchange.path_prefix, deployment_of(head.path)))
 
     @classmethod
     def of(cls, exchange: Exchange) -> AiCall | None:
@@ -134,6 +135,7 @@ class AiCall(RequestAdapter, ErrorForm):
     ) -> RouteBackend:
         if self.api is None:
             self.api = api_of(exchange.request.path)  # a filter of the rule has led it there
+            self._deployment = deployment_of(exchange.request.path)
         whole: bytes | None = None
         while True:
             self._sent, self.backend_api = _AS_IT_IS, self.api
@@ -228,10 +230,18 @@ class AiCall(RequestAdapter, ErrorForm):
             operation(exchange)  # filters of the answer, which see the client's API, go by the client's path
             path = endpoint.path_of(sent.request.target, sent.sent_model, is_stream=sent.request.is_stream)
             set_request_head(head, sent.request, path)
-        elif endpoint.prefix and self.api is not None and api_of(head.path) is self.api:
-            _, mark, query = head.path.partition(b"?")
-            head.path = endpoint.path_of(self.api, "", is_stream=False) + mark + query
+        elif endpoint.needs_model(self.api) and self.api is not None and api_of(head.path) is self.api:
+            head.path = endpoint.path_of(self.api, sent.sent_model, is_stream=False)
             exchange.path_prefix = b""
+        elif endpoint.has_own_paths and self.api is not None and self._has_plain_path(head.path):
+            _, mark, query = head.path.partition(b"?")
+            path = endpoint.path_of(self.api, "", is_stream=False)
+            head.path = path if b"?" in path else path + mark + query
+            exchange.path_prefix = b""
+
+    def _has_plain_path(self, path: bytes) -> bool:
+        """Whether this path is of the client's API, and names no model."""
+        return api_of(path) is self.api and not deployment_of(path)
 
     def _made(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent]:
         """What this endpoint gets, in turns. Raises Untranslatable."""
@@ -244,16 +254,21 @@ class AiCall(RequestAdapter, ErrorForm):
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
         named = None
         model: str | None = endpoint.always_sends or None
-        if endpoint.renames and (model is None or target is self.api):
+        if (endpoint.renames and (model is None or target is self.api)) or endpoint.needs_model(self.api):
             named = yield from find_model(body)
-            model = endpoint.model_for(named.name) if named is not None else None
+            asked = self._deployment or (named.name if named is not None else "")
+            model = endpoint.model_for(asked) if asked else None
         if self.api is not None and target is not None and target is not self.api:
             from egressproxy.ai.translation.translator import translate_request
 
-            request = yield from translate_request(body, self.api, target, model, drops=endpoint.drops)
+            request = yield from translate_request(
+                body, self.api, target, model, drops=endpoint.drops, path_model=self._deployment
+            )
             return _Sent(request.body, request, request.client_model, model or request.client_model)
+        if model is None and endpoint.needs_model(self.api):
+            raise Untranslatable("model", "is missing")
         if named is None or model is None:
-            return _Sent(body)
+            return _Sent(body, None, self._deployment, model or self._deployment)
         made = (yield from with_model(named, model)) if model != named.name else body
         return _Sent(made, None, named.name, model)
 

@@ -27,6 +27,7 @@ class AiEndpoint(ProviderEndpoint):
     prefix: bytes
     drops: bool
     max_body_bytes: int  # of a request that is changed or translated
+    azure_version: str  # of Azure's paths of deployments; "": other paths
     _alias: str
     _aliases: dict[str, str]
 
@@ -40,7 +41,8 @@ class AiEndpoint(ProviderEndpoint):
         prefix = ai.prefix.encode() if ai is not None else b""
         longest = ai.max_body_bytes if ai is not None else MAX_BUFFERED_BYTES
         drops = ai is not None and ai.drops
-        return cls(apis, prefix, drops, longest, weighted.model_alias, dict(weighted.model_aliases))
+        version = ai.azure_api_version if ai is not None else ""
+        return cls(apis, prefix, drops, longest, version, weighted.model_alias, dict(weighted.model_aliases))
 
     @property
     def renames(self) -> bool:
@@ -60,21 +62,31 @@ class AiEndpoint(ProviderEndpoint):
         return api if api is None or not self.apis or api in self.apis else self.apis[0]
 
     def changes_body(self, api: Api | None) -> bool:
-        """Whether the body of a request of this API may have to be another one here."""
-        return self.renames or self.api_for(api) is not api
+        """Whether the body of a request of this API may have to be read or to be another one here."""
+        return self.renames or self.api_for(api) is not api or self.needs_model(api)
+
+    def needs_model(self, api: Api | None) -> bool:
+        """Whether the path of a request that stays in this API has to name its model, as Azure's deployments are."""
+        return bool(self.azure_version) and api is Api.OPENAI_CHAT and self.api_for(api) is api
+
+    @property
+    def has_own_paths(self) -> bool:
+        """Whether requests that are not translated go to other paths than the client's."""
+        return bool(self.prefix or self.azure_version)
 
     def path_of(self, api: Api, model: str, *, is_stream: bool) -> bytes:
         """The path of a request for this model in `api`."""
-        return path_at(api, self.prefix, model, is_stream=is_stream)
+        return path_at(api, self.prefix, self.azure_version, model, is_stream=is_stream)
 
     @property
     def values(self) -> dict[str, object]:
-        """For explanations: `apis`, `prefix`, `untranslatable` where it is Refuse, `modelAlias` and `modelAliases`, as
-        far as they are said.
+        """For explanations: `apis`, `prefix`, `azureApiVersion`, `untranslatable` where it is Refuse, `modelAlias` and
+        `modelAliases`, as far as they are said.
         """
         values: dict[str, object] = {
             "apis": [api.value for api in self.apis],
             "prefix": self.prefix.decode(),
+            "azureApiVersion": self.azure_version,
             "untranslatable": "Refuse" if self.apis and not self.drops else "",
             "modelAlias": self._alias,
             "modelAliases": self._aliases,

@@ -27,6 +27,9 @@ DEFAULT_PREFIXES: Final[Mapping[Api, bytes]] = {
     Api.ANTHROPIC: b"/v1",
     Api.GEMINI: b"/v1beta",
 }
+#: Source: the reference of Azure OpenAI (inference, 2024-10-21).
+_AZURE: Final = b"/openai"
+_AT_AZURE: Final = (Api.OPENAI_CHAT, Api.OPENAI_RESPONSES)
 #: A model's name in a path: none that a server could read as another path.
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,255}", re.ASCII)
 
@@ -44,7 +47,7 @@ _COUNT_TOKENS: Final = b"/v1/messages/count_tokens"
 #: Fields of requests and answers that mean something to one provider: credentials, accounts, versions, limits, ids.
 _OF_ONE_API = re.compile(
     rb"(?:authorization|api-key|x-api-key|idempotency-key|request-id|x-request-id|x-client-request-id|cf-ray"
-    rb"|(?:anthropic|openai|x-goog|x-gemini|x-openai|x-anthropic|x-stainless|x-ratelimit|x-codex)-.*)\Z",
+    rb"|(?:anthropic|openai|azureml|apim|x-ms|x-goog|x-gemini|x-openai|x-anthropic|x-stainless|x-ratelimit|x-codex)-.*)\Z",
     re.IGNORECASE,
 )
 _OF_THE_BODY = re.compile(
@@ -55,9 +58,19 @@ _OF_THE_BODY = re.compile(
 
 
 def api_of(path: bytes) -> Api | None:
-    """The translated API that a POST to this path speaks; None: none of them, or the path names the model."""
+    """The translated API that a POST to this path speaks; None: none of them, or the path names the model in another
+    way than Azure's paths do.
+    """
     found = operation_of(path)
-    return found.api if found is not None and found.api in DEFAULT_PATHS and not found.model else None
+    if found is None or found.api not in DEFAULT_PATHS or (found.model and found.api is Api.ANTHROPIC):
+        return None
+    return found.api
+
+
+def deployment_of(path: bytes) -> str:
+    """The model that a path of Azure's names; "" for other paths."""
+    found = operation_of(path)
+    return found.model if found is not None and found.api in DEFAULT_PATHS else ""
 
 
 def model_in_path(model: str, field: str = "model") -> str:
@@ -72,8 +85,14 @@ def model_in_path(model: str, field: str = "model") -> str:
     return quote(name, safe="@")
 
 
-def path_at(api: Api, prefix: bytes, model: str, *, is_stream: bool) -> bytes:
-    """The path of a translated request. `prefix` is that of a configuration; empty: that of the API."""
+def path_at(api: Api, prefix: bytes, azure_version: str, model: str, *, is_stream: bool) -> bytes:
+    """The path of a translated request. `prefix` is that of a configuration; empty: that of the API. `azure_version`:
+    the `api-version` of Azure's paths of deployments; empty: other paths. Raises Untranslatable as `model_in_path`.
+    """
+    if azure_version and api in _AT_AZURE:
+        deployment = b"/deployments/" + model_in_path(model).encode() if api is Api.OPENAI_CHAT else b""
+        operation = DEFAULT_PATHS[api].removeprefix(DEFAULT_PREFIXES[api])
+        return b"%b%b%b?api-version=%b" % (prefix or _AZURE, deployment, operation, azure_version.encode())
     begin = prefix or DEFAULT_PREFIXES[api]
     if api is Api.GEMINI:
         verb = b"streamGenerateContent?alt=sse" if is_stream else b"generateContent"

@@ -97,15 +97,18 @@ def translate_request(
     model: str | None = None,
     *,
     drops: bool = False,
+    path_model: str = "",
 ) -> Work[TranslatedRequest]:
-    """The same request in another API, in turns, for `model` or else the client's. `drops`: what only tunes is left out
-    where the other API has nothing like it. Raises Untranslatable: no JSON, or a field that one of the two APIs does
-    not know.
+    """The same request in another API, in turns, for `model` or else the client's. `drops`: what only tunes is left
+    out where the other API has nothing like it. `path_model`: the client's model, if its path names one. Raises
+    Untranslatable: no JSON, or a field that one of the two APIs does not know.
     """
     try:
         value = yield from reading(body)
     except Unreadable as error:
         raise Untranslatable("", f"the body cannot be translated: {error}") from None
+    if path_model and type(value) is dict:
+        value = {**value, "model": path_model}
     conversation = yield from _REQUEST_READERS[source](value, Losses.of(source) if drops else Losses.none())
     yield
     written = yield from _REQUEST_WRITERS[target](conversation, model or conversation.model)

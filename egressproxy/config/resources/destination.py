@@ -253,6 +253,11 @@ class AiOptions(Model):
     """The base path of the APIs: `/openai/v1` for /openai/v1/chat/completions, /openai/v1/responses or
     /openai/v1/messages. Default for translated requests: /v1, and /v1beta for Gemini; others keep their path.
     """
+    azure_api_version: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.-]+$")] | None = None
+    """The api-version of Azure OpenAI, such as 2024-10-21: chat completions go to
+    /openai/deployments/MODEL/chat/completions, and responses to /openai/responses, with this version. MODEL is the name
+    of the deployment. Default: other paths, as of Azure's v1 API (prefix /openai/v1).
+    """
     untranslatable: Literal["Refuse", "Drop"] = "Drop"
     """The effect on a field without equivalent in the API. Drop: fields that only tune the response are dropped, and
     listed in the response field X-Egress-Dropped, the access log and a metric; other fields are refused with 400.

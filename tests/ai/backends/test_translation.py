@@ -63,12 +63,14 @@ def unreadable(*_said: object) -> Work[tuple[int, bytes]]:
     return 502, b"no"
 
 
-def scripted_request(body: bytes, source: Api, target: Api, model: str | None = None, *, drops: bool = False) -> Any:
+def scripted_request(
+    body: bytes, source: Api, target: Api, model: str | None = None, *, drops: bool = False, path_model: str = ""
+) -> Any:
     yield
     said = json.loads(body)
     if "refused" in said or ("tuning" in said and not drops):
         raise Untranslatable("refused", "the other API does not know it")
-    made = json.dumps({"from": source.value, "model": model or said["model"]}).encode()
+    made = json.dumps({"from": source.value, "model": model or path_model or said["model"]}).encode()
     return TranslatedRequest(
         source,
         target,
@@ -959,3 +961,63 @@ def test_gemini_is_asked_for_the_alias(converse: Start):
     talk = converse(config(provider("a", "Gemini"), group, to="any"))
     talk.client >> post(CHAT)
     assert asked(talk, "a", b"POST").startswith(b"POST /v1beta/models/gemini-3-pro:generateContent HTTP/1.1\r\n")
+
+
+# --- Azure's paths ---------------------------------------------------------------------------------------------------
+DEPLOYED = b"/openai/deployments/mine/chat/completions?api-version=2023-05-15"
+AZURE = {"azureApiVersion": "2024-10-21"}
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "target"),
+    [
+        (b"/v1/chat/completions?a=b", AZURE, b"/openai/deployments/gpt-5/chat/completions?api-version=2024-10-21"),
+        (b"/v1/chat/completions", {**AZURE, "prefix": "/x/openai"},
+         b"/x/openai/deployments/gpt-5/chat/completions?api-version=2024-10-21"),
+        (DEPLOYED, AZURE, b"/openai/deployments/mine/chat/completions?api-version=2024-10-21"),
+        (DEPLOYED, {}, DEPLOYED),
+        (DEPLOYED, {"prefix": "/openai/v1"}, DEPLOYED),
+        (b"/v1/chat/completions", {"prefix": "/openai/v1"}, b"/openai/v1/chat/completions"),
+        (b"/v1/responses", AZURE, b"/openai/responses?api-version=2024-10-21"),
+    ],
+)  # fmt: skip
+def test_requests_that_are_not_translated_go_to_the_paths_of_azure(
+    converse: Start, path: bytes, more: dict[str, str], target: bytes
+):
+    talk = converse(config(provider("a", "OpenAIChat", "OpenAIResponses", **more)))
+    talk.client >> post(CHAT, path)
+    assert asked(talk, "a", b"POST").startswith(b"POST " + target + b" HTTP/1.1\r\n")
+
+
+def test_an_alias_names_the_deployment(converse: Start):
+    group = m.failover("any", endpoint("a", 0, modelAlias="ours"))
+    talk = converse(config(provider("a", "OpenAIChat", **AZURE), group, to="any"))
+    talk.client >> post(CHAT)
+    assert asked(talk, "a", b"POST").startswith(b"POST /openai/deployments/ours/chat/completions?api-version=")
+    assert b'"ours"' in talk.origin.take(b"(?s){.*}")[0]
+
+
+def test_clients_of_other_apis_are_translated_to_azure(converse: Start):
+    talk = converse(config(provider("a", "OpenAIChat", **AZURE)))
+    talk.client >> post(CHAT, b"/v1/messages", b"api-key: k")
+    head = asked(talk, "a", b"POST")
+    assert head.startswith(b"POST /openai/deployments/gpt-5/chat/completions?api-version=2024-10-21 HTTP/1.1\r\n")
+    assert b"api-key" not in head
+
+
+def test_clients_of_azure_are_translated_with_the_model_of_their_path(converse: Start):
+    talk = converse(config())
+    talk.client >> post(b'{"model": "another"}', DEPLOYED)
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb'(?s)POST /v1/messages HTTP.*"model": "mine"}')
+    respond(talk, b"hi", JSON)
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n")
+    assert talk.record()["ai_api"] == "OpenAIChat"
+
+
+@pytest.mark.parametrize("body", [b'{"messages": []}', b'{"model": "../x"}', b'{"model": "a/b"}'])
+def test_a_model_that_is_no_deployment_is_refused(converse: Start, body: bytes):
+    talk = converse(config(provider("a", "OpenAIChat", **AZURE)))
+    talk.client >> post(body)
+    assert b"`model`" in talk.client.take(rb"(?s)HTTP/1.1 400 .*?\r\n\r\n({.*}})")[1]
+    talk.no_dial()
