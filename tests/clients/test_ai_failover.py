@@ -31,7 +31,7 @@ import openai
 
 APIS = ("OpenAIChat", "OpenAIResponses", "AnthropicMessages")
 #: APIs that have providers here, and no clients.
-CLOUDS = ("Gemini",)
+CLOUDS = ("Gemini", "BedrockConverse")
 QUESTION = "How warm is it in Oslo and in Lima?"
 ANSWER = "It is 3 in Oslo and 20 in Lima."
 WEATHER = {"Oslo": "3", "Lima": "20"}
@@ -183,7 +183,11 @@ PATHS = {
 }  # fmt: skip
 
 #: Of a whole answer and of a stream.
-CLOUD_PATHS = {"Gemini": ("/v1beta/models/gpt-5:generateContent", "/v1beta/models/gpt-5:streamGenerateContent")}
+CLOUD_PATHS = {
+    "Gemini": ("/v1beta/models/gemini-3-pro:generateContent", "/v1beta/models/gemini-3-pro:streamGenerateContent"),
+    "BedrockConverse": ("/model/amazon.nova-pro-v1:0/converse", "/model/amazon.nova-pro-v1:0/converse-stream"),
+}
+MODELS = {"Gemini": "gemini-3-pro", "BedrockConverse": "amazon.nova-pro-v1:0"}
 
 
 class World:
@@ -200,7 +204,9 @@ class World:
         self.clouds = {api: CloudProvider() for api in CLOUDS}
         context = Pki().server_context("127.0.0.1")
         self.port = free_port()
-        secret = m.manifest("v1", "Secret", "key", "agents", stringData={"key": "the-providers-key"})
+        secret = m.manifest(
+            "v1", "Secret", "key", "agents", stringData={"key": "the-providers-key", "id": "AKIAPROVIDER"}
+        )
         written = m.policy(cidrs=["127.0.0.0/8"], **(policy or {}))
         objects = [m.gateway(m.http_listener(self.port)), written, secret]
         for api, provider in [*self.providers.items(), *self.clouds.items()]:
@@ -216,6 +222,13 @@ class World:
                 config["header"] = "x-api-key"
             if api == "Gemini":
                 config["header"] = "x-goog-api-key"
+            if api == "BedrockConverse":
+                refs = {
+                    "accessKeyIdRef": {"name": "key", "key": "id"},
+                    "secretAccessKeyRef": {"name": "key", "key": "key"},
+                }
+                config = {"aws": {"service": "bedrock", "region": "eu-central-1", "accessKey": refs}}
+                config["allowPlaintext"] = True
             injector = {"type": f"{m.OURS}/CredentialInjector:v1", "phase": "backend-request", "config": config}
             spec = {
                 "destination": {"type": "Ip", "ip": {"address": server.address}, "ports": ports},
@@ -305,22 +318,41 @@ def test_a_conversation_with_a_provider_in_a_cloud(world: World, api: str, backe
     client = world.client(api, f"/{backend}")
     finished, called = REASONS[api]
     client.says(QUESTION)
-    said = client.asks(stream=stream, tools=True)
+    said = client.asks(stream=stream, tools=True, model=MODELS[backend])
     assert [values for _, _, values in said.calls] == [{"city": "Oslo"}, {"city": "Lima"}]
     assert said.reason == called
     client.results({key: WEATHER[values["city"]] for key, _, values in said.calls})
-    said = client.asks(stream=stream, tools=True)
+    said = client.asks(stream=stream, tools=True, model=MODELS[backend])
     assert (said.text, said.reason, said.tokens) == (ANSWER, finished, (11, 7))
     if stream:
         assert said.arrivals == len(ANSWER.split())
     got = world.clouds[backend].requests[-1]
-    assert got.path == CLOUD_PATHS[backend][stream].replace(
-        "gpt-5", "claude-x" if api == "AnthropicMessages" else "gpt-5"
-    )
-    assert "the-providers-key" in str(got.fields)
+    assert got.path == CLOUD_PATHS[backend][stream]
+    if backend == "BedrockConverse":
+        assert signed_for_bedrock(got.fields, *world.clouds[backend].raw[-1])
+    else:
+        assert "the-providers-key" in str(got.fields)
     assert KEY not in str(got.fields)
     record = world.gateway.wait_for_record(ai_api=api, ai_backend_api=backend)
     assert (record["status"], record["reason"]) == (200, "-")
+
+
+def signed_for_bedrock(fields: dict[str, str], target: str, body: bytes) -> bool:
+    """Whether botocore has the same signature for what came."""
+    from datetime import datetime
+    from unittest import mock
+
+    from botocore.auth import SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    signed = fields["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
+    kept = {name: fields[name] for name in signed if name != "x-amz-date"}
+    again = AWSRequest("POST", f"http://{fields['host']}{target}", headers=kept, data=body)
+    now = datetime.strptime(fields["x-amz-date"], "%Y%m%dT%H%M%SZ")
+    with mock.patch("botocore.auth.get_current_datetime", return_value=now, create=True):
+        SigV4Auth(Credentials("AKIAPROVIDER", "the-providers-key"), "bedrock", "eu-central-1").add_auth(again)
+    return bool(again.headers["Authorization"] == fields["authorization"])
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from egressproxy.model.work import at_once
 from tests.ai.translation.examples import (
     ANSWERS,
     ANTHROPIC,
+    BEDROCK,
     CHAT,
     ERROR_EVENTS,
     GEMINI,
@@ -33,6 +34,7 @@ from tests.ai.translation.examples import (
     streamed,
     whole,
 )
+from tests.ai.translation.test_bedrock import validate_converse
 
 anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")
@@ -57,6 +59,9 @@ def requests_of(api: Api) -> tuple[Any, set[str]]:
 
 def check_request(api: Api, body: dict[str, Any]) -> None:
     """Fails unless the SDK of this API could have written this body."""
+    if api is BEDROCK:
+        validate_converse(body)
+        return
     if api is GEMINI:
         types = pytest.importorskip("google.genai.types")
         for content in body["contents"]:
@@ -92,7 +97,7 @@ class Provider:
         source = api_of(request.url.raw_path)
         assert source is not None
         try:
-            asked = at_once(translate_request(request.read(), source, self.target, drops=self.target is GEMINI))
+            asked = at_once(translate_request(request.read(), source, self.target, drops=self.target in CLOUDS))
         except Untranslatable as error:
             body = dumps(error_object(source, 400, str(error), error.field))
             return httpx.Response(400, content=body, headers={"content-type": "application/json"})
@@ -106,7 +111,8 @@ class Provider:
         return httpx.Response(status, content=body, headers={"content-type": "application/json"})
 
 
-PROVIDERS = (*DEFAULT_PATHS, GEMINI)
+CLOUDS = (GEMINI, BEDROCK)
+PROVIDERS = (*DEFAULT_PATHS, *CLOUDS)
 
 
 @pytest.fixture(params=PROVIDERS)

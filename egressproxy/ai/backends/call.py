@@ -28,7 +28,7 @@ from egressproxy.ai.backends.answers import (
 from egressproxy.ai.backends.endpoint import AiEndpoint, endpoint_of
 from egressproxy.ai.backends.model_field import find_model, with_model
 from egressproxy.ai.backends.provider_errors import ProviderCall, told_in_shape
-from egressproxy.ai.translation.apis import api_of, counts_tokens, deployment_of
+from egressproxy.ai.translation.apis import api_of, counts_tokens, deployment_of, stream_type
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
@@ -322,7 +322,9 @@ class AiCall(RequestAdapter, ErrorForm):
         from egressproxy.ai.translation.translator import ResponseTranslator
 
         translator = ResponseTranslator(request)
-        is_stream = request.is_stream and media_type(head.fields) == EVENT_STREAM and not upstream.has_ended
+        is_stream = (
+            request.is_stream and media_type(head.fields) == stream_type(request.target) and not upstream.has_ended
+        )
         if is_success and is_stream:
             set_response_head(head, request, EVENT_STREAM)
             self._tell_losses(exchange)

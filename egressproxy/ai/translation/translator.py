@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from egressproxy.ai.apis.apis import Api
@@ -14,11 +15,15 @@ from egressproxy.ai.translation.anthropic import answers as anthropic_answers
 from egressproxy.ai.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.ai.translation.anthropic import request_writer as anthropic_writer
 from egressproxy.ai.translation.anthropic.streams import MessageStreamReader, MessageStreamWriter
+from egressproxy.ai.translation.bedrock import answers as bedrock_answers
+from egressproxy.ai.translation.bedrock import request_writer as bedrock_writer
+from egressproxy.ai.translation.bedrock.answers import ConverseEvents, ConverseStreamReader
 from egressproxy.ai.translation.conversation import (
     Failed,
     Finished,
     KeepAlive,
     ModelAnswer,
+    Started,
     StreamEvent,
     ToolForm,
 )
@@ -53,20 +58,28 @@ _REQUEST_WRITERS: Final = {
     Api.OPENAI_RESPONSES: responses_writer.write_request,
     Api.ANTHROPIC: anthropic_writer.write_request,
     Api.GEMINI: gemini_writer.write_request,
+    Api.BEDROCK_CONVERSE: bedrock_writer.write_request,
 }
 _ANSWER_READERS: Final = {
     Api.OPENAI_CHAT: chat_answers.read_answer,
     Api.OPENAI_RESPONSES: responses_answers.read_answer,
     Api.ANTHROPIC: anthropic_answers.read_answer,
     Api.GEMINI: gemini_answers.read_answer,
+    Api.BEDROCK_CONVERSE: bedrock_answers.read_answer,
 }
 _STREAM_READERS: Final[
-    Mapping[Api, type[ChatStreamReader | ResponseStreamReader | MessageStreamReader | ContentStreamReader]]
+    Mapping[
+        Api,
+        type[
+            ChatStreamReader | ResponseStreamReader | MessageStreamReader | ContentStreamReader | ConverseStreamReader
+        ],
+    ]
 ] = {
     Api.OPENAI_CHAT: ChatStreamReader,
     Api.OPENAI_RESPONSES: ResponseStreamReader,
     Api.ANTHROPIC: MessageStreamReader,
     Api.GEMINI: ContentStreamReader,
+    Api.BEDROCK_CONVERSE: ConverseStreamReader,
 }
 _KEEP_ALIVE: Final = KeepAlive()
 _ENDINGS: Final = (Finished, Failed)
@@ -81,6 +94,7 @@ class TranslatedRequest:
     body: bytes = field(repr=False)
     is_stream: bool
     client_model: str
+    sent_model: str
     wants_usage: bool
     #: Fields of the client's request that a Response object of OpenAI repeats.
     repeated: dict[str, Any] = field(repr=False)
@@ -120,6 +134,7 @@ def translate_request(
         body=(yield from dumping(written)) if len(body) > _LONG else dumps(written),
         is_stream=conversation.is_stream,
         client_model=conversation.model,
+        sent_model=model or conversation.model,
         wants_usage=conversation.wants_usage,
         repeated=repeated if source is Api.OPENAI_RESPONSES else {},
         forms=conversation.forms,
@@ -135,7 +150,7 @@ class ResponseTranslator:
     def __init__(self, request: TranslatedRequest) -> None:
         self._request = request
         self._now = int(time.time())
-        self._events = EventStream()
+        self._events = ConverseEvents() if request.target is Api.BEDROCK_CONVERSE else EventStream()
         self._reader = _STREAM_READERS[request.target]()
         self._forms = CallForms(request.forms) if request.forms else None
         self._writer = _stream_writer(request, self._now)
@@ -160,6 +175,8 @@ class ResponseTranslator:
             if type(value) is not dict:
                 raise BadAnswer("it is not an object")
             answer = _ANSWER_READERS[self._request.target](value)
+            if not answer.model:
+                answer = replace(answer, model=self._request.sent_model)
             yield
             written = self._answer(in_own_form(answer, self._request.forms))
             yield
@@ -176,13 +193,17 @@ class ResponseTranslator:
 
     def feed(self, data: bytes) -> bytes:
         """What the client gets for these bytes of a stream (`text/event-stream`), cut anywhere; often nothing."""
-        return b"" if self._is_over else self._translate(data)
+        written: list[bytes] = []
+        if not self._is_over:
+            self._translate(partial(self._events.feed, data), written)
+        return b"".join(written)
 
     def end(self) -> bytes:
         """What the client gets when the backend's stream is over: an error, if it was not complete."""
         if self._is_over:
             return b""
-        written = [self._translate(b"\n\n")]  # an event may lack the empty line behind it
+        written: list[bytes] = []
+        self._translate(self._events.end, written)
         if not self._is_over:
             try:
                 self._write(self._reader.end(), written)
@@ -192,10 +213,9 @@ class ResponseTranslator:
             written.append(self._fail("it has ended before the answer was complete"))
         return b"".join(written)
 
-    def _translate(self, data: bytes) -> bytes:
-        written: list[bytes] = []
+    def _translate(self, events: Callable[[], list[tuple[bytes, bytes]]], written: list[bytes]) -> None:
         try:
-            for name, content in self._events.feed(data):
+            for name, content in events():
                 if name == COMMENT:
                     written.append(self._writer.write(_KEEP_ALIVE))
                     continue
@@ -204,10 +224,11 @@ class ResponseTranslator:
                     break
         except (BadAnswer, Unreadable) as error:
             written.append(self._fail(str(error)))
-        return b"".join(written)
 
     def _write(self, events: list[StreamEvent], written: list[bytes]) -> None:
         for stream_event in events if self._forms is None else self._forms.of(events):
+            if isinstance(stream_event, Started) and not stream_event.model:
+                stream_event = replace(stream_event, model=self._request.sent_model)
             written.append(self._writer.write(stream_event))
             if isinstance(stream_event, _ENDINGS):
                 self._is_over = True

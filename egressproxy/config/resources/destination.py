@@ -245,13 +245,14 @@ class AiOptions(Model):
     """The AI provider's APIs; requests of another API are translated to the first of these."""
 
     apis: Annotated[
-        tuple[Literal["OpenAIChat", "OpenAIResponses", "AnthropicMessages", "Gemini"], ...],
-        Field(min_length=1, max_length=4),
+        tuple[Literal["OpenAIChat", "OpenAIResponses", "AnthropicMessages", "Gemini", "BedrockConverse"], ...],
+        Field(min_length=1, max_length=5),
     ]
     """The APIs of the backend. A request of another of the first three is translated to the first in the list."""
     prefix: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """The base path of the APIs: `/openai/v1` for /openai/v1/chat/completions, /openai/v1/responses or
-    /openai/v1/messages. Default for translated requests: /v1, and /v1beta for Gemini; others keep their path.
+    /openai/v1/messages. Default for translated requests: /v1, /v1beta for Gemini, none for Bedrock; others keep
+    their path.
     """
     azure_api_version: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.-]+$")] | None = None
     """The api-version of Azure OpenAI, such as 2024-10-21: chat completions go to

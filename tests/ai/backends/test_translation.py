@@ -77,6 +77,7 @@ def scripted_request(
         made,
         is_stream=said.get("stream", False),
         client_model=said["model"],
+        sent_model=model or said["model"],
         wants_usage=False,
         repeated={},
         dropped=("seed", "tuning") if "tuning" in said else (),
@@ -954,6 +955,26 @@ def test_gemini_has_model_and_stream_in_its_path(converse: Start, body: bytes, p
     head = asked(talk, "a", b"POST")
     assert head.startswith(b"POST " + path + b" HTTP/1.1\r\n")
     assert b"goog" not in head.lower().partition(b"\r\n")[2]
+
+
+def test_a_stream_of_bedrock_is_translated_event_by_event(converse: Start):
+    talk = converse(config(provider("a", "BedrockConverse")))
+    talk.client >> post(STREAM, b"/v1/chat/completions", b"x-amz-date: d", b"X-Amzn-Trace-Id: t")
+    head = asked(talk, "a", b"POST")
+    assert head.startswith(b"POST /model/gpt-5/converse-stream HTTP/1.1\r\n")
+    assert b"accept: application/vnd.amazon.eventstream\r\n" in head
+    assert b"x-amz" not in head.lower()
+    talk.origin.take(b"(?s){.*}")
+    talk.origin >> (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.amazon.eventstream\r\nx-amzn-RequestId: r1\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    said = talk.client.take(rb"(?s)HTTP/1.1 200 .*?\r\n\r\n")[0].lower()
+    assert b"content-type: text/event-stream\r\n" in said
+    assert b"x-request-id: r1\r\n" in said
+    for piece in (b"a", b"stop"):
+        more(talk, piece)
+        heard(talk, b"[" + piece + b"]")
 
 
 def test_gemini_is_asked_for_the_alias(converse: Start):

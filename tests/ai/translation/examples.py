@@ -9,15 +9,19 @@ from typing import Any
 from hypothesis import strategies as st
 
 from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.apis.aws_event_stream import aws_message
 from egressproxy.ai.translation.apis import DEFAULT_PATHS
 from egressproxy.ai.translation.translator import ResponseTranslator, TranslatedRequest, translate_request
 from egressproxy.model.work import at_once
 
 CHAT, RESPONSES, ANTHROPIC = Api.OPENAI_CHAT, Api.OPENAI_RESPONSES, Api.ANTHROPIC
-GEMINI = Api.GEMINI
+GEMINI, BEDROCK = Api.GEMINI, Api.BEDROCK_CONVERSE
 PAIRS = [(source, target) for source in DEFAULT_PATHS for target in DEFAULT_PATHS if source is not target]
 #: Clients with providers, some of which are translated to and not from.
-TO_PROVIDERS = [*PAIRS, *((source, GEMINI) for source in DEFAULT_PATHS)]
+TO_PROVIDERS = [*PAIRS, *((source, target) for source in DEFAULT_PATHS for target in (GEMINI, BEDROCK))]
+
+#: Of these the streams are server-sent events, and the answers tell an id and a model.
+TO_SSE = [pair for pair in TO_PROVIDERS if pair[1] is not BEDROCK]
 
 SMALLEST: dict[Api, dict[str, Any]] = {
     CHAT: {"model": "asked", "messages": [{"role": "user", "content": "Hello"}]},
@@ -129,6 +133,7 @@ ANTHROPIC_USAGE = {
     "output_tokens_details": {"thinking_tokens": 2},
     "service_tier": "standard",
 }
+BEDROCK_USAGE = {"inputTokens": 10, "cacheReadInputTokens": 20, "outputTokens": 7, "totalTokens": 37}
 GEMINI_USAGE = {
     "promptTokenCount": 30,
     "candidatesTokenCount": 5,
@@ -235,6 +240,21 @@ ANSWERS: dict[Api, dict[str, Any]] = {
         "modelVersion": "served",
         "responseId": "1",
     },
+    BEDROCK: {
+        "output": {
+            "message": {
+                "role": "assistant",
+                "content": [
+                    {"reasoningContent": {"reasoningText": {"text": "Hm", "signature": "abc"}}},
+                    {"text": "Hello there"},
+                    {"toolUse": {"toolUseId": "call_1", "name": "weather", "input": {"city": "Köln"}}},
+                ],
+            }
+        },
+        "stopReason": "tool_use",
+        "usage": BEDROCK_USAGE,
+        "metrics": {"latencyMs": 1},
+    },
 }
 
 
@@ -258,6 +278,12 @@ def named(*events: dict[str, Any]) -> bytes:
 
 def unnamed(*chunks: dict[str, Any]) -> bytes:
     return b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks)
+
+
+def converse(*events: tuple[str, dict[str, Any]]) -> bytes:
+    """Messages of an Amazon event stream."""
+    common = {":content-type": "application/json", ":message-type": "event"}
+    return b"".join(aws_message({":event-type": name, **common}, json.dumps(value).encode()) for name, value in events)
 
 
 def chat_chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
@@ -393,6 +419,23 @@ STREAMS: dict[Api, bytes] = {
         gemini_chunk({"functionCall": {"id": "call_1", "name": "weather", "args": {"city": "Köln"}}}),
         {**gemini_chunk({"text": "", "thoughtSignature": "c2ln"}, finishReason="STOP"), "usageMetadata": GEMINI_USAGE},
     ),
+    BEDROCK: converse(
+        ("messageStart", {"role": "assistant"}),
+        ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"reasoningContent": {"text": "Hm"}}}),
+        ("contentBlockStop", {"contentBlockIndex": 0}),
+        ("contentBlockDelta", {"contentBlockIndex": 1, "delta": {"text": "Hello "}}),
+        ("contentBlockDelta", {"contentBlockIndex": 1, "delta": {"text": "there"}}),
+        ("contentBlockStop", {"contentBlockIndex": 1}),
+        (
+            "contentBlockStart",
+            {"contentBlockIndex": 2, "start": {"toolUse": {"toolUseId": "call_1", "name": "weather"}}},
+        ),
+        ("contentBlockDelta", {"contentBlockIndex": 2, "delta": {"toolUse": {"input": '{"city":'}}}),
+        ("contentBlockDelta", {"contentBlockIndex": 2, "delta": {"toolUse": {"input": '"Köln"}'}}}),
+        ("contentBlockStop", {"contentBlockIndex": 2}),
+        ("messageStop", {"stopReason": "tool_use"}),
+        ("metadata", {"usage": BEDROCK_USAGE, "metrics": {"latencyMs": 1}}),
+    ),
 }
 
 #: Each API's error in a stream: too many requests.
@@ -410,6 +453,10 @@ ERROR_EVENTS = {
     ),
     ANTHROPIC: named({"type": "error", "error": {"type": "rate_limit_error", "message": "too much"}}),
     GEMINI: unnamed({"error": {"code": 429, "message": "too much", "status": "RESOURCE_EXHAUSTED"}}),
+    BEDROCK: aws_message(
+        {":exception-type": "throttlingException", ":content-type": "application/json", ":message-type": "exception"},
+        b'{"message": "too much"}',
+    ),
 }
 
 

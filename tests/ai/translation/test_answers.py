@@ -17,12 +17,15 @@ from egressproxy.model.work import at_once
 from tests.ai.translation.examples import (
     ANSWERS,
     ANTHROPIC,
+    BEDROCK,
     CHAT,
     GEMINI,
     RESPONSES,
     STREAMS,
     TO_PROVIDERS,
+    TO_SSE,
     chat_chunk,
+    converse,
     events,
     gemini_chunk,
     junk,
@@ -48,6 +51,8 @@ def answer(api: Api, ending: dict[str, Any], text: str | None = "so") -> dict[st
         made |= {"content": [{"type": "text", "text": text}] if text else [], **ending}
     elif api is GEMINI:
         made["candidates"] = [{"content": {"parts": [{"text": text}] if text else []}, **ending}]
+    elif api is BEDROCK:
+        made |= {"output": {"message": {"content": [{"text": text}] if text else []}}, **ending}
     else:
         parts = [{"type": "output_text", "text": text, "annotations": []}] if text else []
         parts += ending.pop("parts", [])
@@ -64,6 +69,8 @@ def ending_of(api: Api, told: dict[str, Any]) -> Any:
     return told["status"] if told["status"] == "completed" else told["incomplete_details"]["reason"]
 
 
+BEGUN: tuple[str, dict[str, Any]] = ("messageStart", {"role": "assistant"})
+SAYING: tuple[str, dict[str, Any]] = ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": "so"}})
 ENDINGS: dict[Api, dict[str, dict[str, Any]]] = {
     CHAT: {
         "end": {"finish_reason": "stop"},
@@ -84,6 +91,11 @@ ENDINGS: dict[Api, dict[str, dict[str, Any]]] = {
         "end": {"finishReason": "STOP"},
         "length": {"finishReason": "MAX_TOKENS"},
         "filtered": {"finishReason": "SAFETY"},
+    },
+    BEDROCK: {
+        "end": {"stopReason": "end_turn"},
+        "length": {"stopReason": "max_tokens"},
+        "filtered": {"stopReason": "guardrail_intervened"},
     },
 }
 WORDS = {
@@ -113,6 +125,8 @@ def test_a_stream_ends_for_the_same_reason(source: Api, target: Api, ending: str
         )
     elif target is GEMINI:
         stream = unnamed(gemini_chunk({"text": "so"}), gemini_chunk(**more))
+    elif target is BEDROCK:
+        stream = converse(BEGUN, SAYING, ("messageStop", more), ("metadata", {}))
     else:
         blocks = STREAMS[target].split(b"\n\n")
         last = {"type": "response.incomplete", "response": {**ANSWERS[RESPONSES], **more}}
@@ -156,7 +170,11 @@ REFUSALS = {
 }
 
 
-@IN_EACH_PAIR
+#: Bedrock has no place for one.
+WITH_REFUSALS = pytest.mark.parametrize(("source", "target"), TO_SSE)
+
+
+@WITH_REFUSALS
 def test_a_refusal_is_told_in_the_place_that_each_api_has(source: Api, target: Api):
     told = whole(source, target, REFUSALS[target])[1]
     if source is CHAT:
@@ -189,7 +207,7 @@ REFUSING_STREAMS = {
 }
 
 
-@IN_EACH_PAIR
+@WITH_REFUSALS
 def test_a_refusal_in_a_stream_is_told_in_the_place_that_each_api_has(source: Api, target: Api):
     told = events(streamed(source, target, [REFUSING_STREAMS[target]]))
     if source is CHAT:
@@ -290,6 +308,11 @@ NO_FORM: list[tuple[Api, dict[str, Any], str]] = [
     (ANTHROPIC, answer(ANTHROPIC, {"stop_reason": None}), "stop_reason"),
     (ANTHROPIC, {**ANSWERS[ANTHROPIC], "content": [{"type": "server_tool_use"}]}, "server_tool_use"),
     (ANTHROPIC, {**ANSWERS[ANTHROPIC], "usage": {"input_tokens": "many"}}, "input_tokens"),
+    (BEDROCK, {"output": {}}, "stopReason"),
+    (BEDROCK, answer(BEDROCK, {"stopReason": "malformed_tool_use"}), "broken off"),
+    (BEDROCK, {"output": {"message": {"content": [{"video": {}}]}}}, "video"),
+    (BEDROCK, {"output": {"message": {"content": [{"toolUse": {"type": "server_tool_use"}}]}}}, "type"),
+    (BEDROCK, {**ANSWERS[BEDROCK], "usage": {"inputTokens": "many"}}, "inputTokens"),
     (GEMINI, {}, "no candidate"),
     (GEMINI, {"candidates": [{}, {}]}, "2 candidates"),
     (GEMINI, answer(GEMINI, {}), "finishReason"),
@@ -351,6 +374,15 @@ BROKEN: list[tuple[Api, bytes, str]] = [
     (GEMINI, unnamed(gemini_chunk({"text": "so"}), gemini_chunk(finishReason="OTHER")), "broken off"),
     (GEMINI, unnamed(gemini_chunk({"executableCode": {"code": "1"}})), "executableCode"),
     (GEMINI, b"data: []\n\n", "not an object"),
+    (BEDROCK, converse(SAYING), "does not begin"),
+    (BEDROCK, converse(BEGUN, BEGUN), "begins twice"),
+    (BEDROCK, converse(BEGUN, SAYING, ("metadata", {})), "before the answer was complete"),
+    (BEDROCK, converse(BEGUN, SAYING)[:-3], "within an event"),
+    (BEDROCK, converse(BEGUN) + converse(SAYING).replace(b"so", b"no"), "wrong checksum"),
+    (BEDROCK, converse(BEGUN) + b"\xff" * 16, "wrong checksum"),
+    (BEDROCK, converse(BEGUN, ("contentBlockDelta", {"delta": {"toolUse": {"input": "{}"}}})), "not open"),
+    (BEDROCK, converse(BEGUN, ("contentBlockDelta", {"delta": {"image": {}}})), "image"),
+    (BEDROCK, converse(BEGUN, ("contentBlockStart", {"start": {"toolResult": {}}})), "toolResult"),
 ]  # fmt: skip
 
 
@@ -379,7 +411,7 @@ def test_whatever_stands_in_an_answer_the_client_gets_json(source: Api, target: 
     assert whole(source, target, body)[0] in (200, 502)
 
 
-@IN_EACH_PAIR
+@pytest.mark.parametrize(("source", "target"), TO_SSE)
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_whatever_stands_in_a_stream_the_client_gets_events(source: Api, target: Api, data: st.DataObject):
@@ -564,3 +596,29 @@ def test_gemini_may_leave_out_ids_and_arguments_of_calls():
 def test_an_error_of_google_may_stand_in_an_array():
     body = json.dumps([{"error": {"code": 429, "message": "slower", "status": "RESOURCE_EXHAUSTED"}}]).encode()
     assert whole(ANTHROPIC, GEMINI, body, 429)[1]["error"] == {"type": "rate_limit_error", "message": "slower"}
+
+
+def test_a_call_of_bedrock_without_arguments_has_an_empty_object():
+    start = ("contentBlockStart", {"contentBlockIndex": 0, "start": {"toolUse": {"toolUseId": "c", "name": "f"}}})
+    stream = converse(
+        BEGUN, start, ("contentBlockStop", {"contentBlockIndex": 0}), ("messageStop", {"stopReason": "tool_use"})
+    )
+    told = events(streamed(CHAT, BEDROCK, [stream]))
+    assert [
+        call["function"]["arguments"] for chunk in told for call in chunk["choices"][0]["delta"].get("tool_calls", ())
+    ] == [
+        "",
+        "{}",
+    ]
+    assert told[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_cited_text_of_bedrock_is_text():
+    cited = {"citationsContent": {"content": [{"text": "so"}], "citations": []}}
+    body = {"output": {"message": {"content": [cited]}}, "stopReason": "end_turn"}
+    assert whole(CHAT, BEDROCK, body)[1]["choices"][0]["message"]["content"] == "so"
+
+
+def test_an_error_of_bedrock_is_a_message_alone():
+    body = b'{"message": "slower"}'
+    assert whole(ANTHROPIC, BEDROCK, body, 429)[1]["error"] == {"type": "rate_limit_error", "message": "slower"}

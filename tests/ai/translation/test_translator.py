@@ -18,6 +18,7 @@ from tests.ai.translation.examples import (
     ANSWERS,
     ANTHROPIC,
     ANTHROPIC_USAGE,
+    BEDROCK,
     CHAT,
     ERROR_EVENTS,
     GEMINI,
@@ -28,6 +29,7 @@ from tests.ai.translation.examples import (
     SMALLEST,
     STREAMS,
     TO_PROVIDERS,
+    TO_SSE,
     chat_chunk,
     events,
     request,
@@ -37,6 +39,7 @@ from tests.ai.translation.examples import (
     whole,
 )
 
+WITH_SSE = pytest.mark.parametrize(("source", "target"), TO_SSE)
 IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), TO_PROVIDERS)
 
 
@@ -93,7 +96,7 @@ def heard(source: Api, told: list[dict[str, Any]]) -> list[Any]:
 SAID = ["Hello there", ("call_1", "weather", {"city": "Köln"})]
 
 
-@IN_EACH_PAIR
+@WITH_SSE
 def test_a_whole_answer_says_the_same(source: Api, target: Api):
     status, answer = whole(source, target, ANSWERS[target])
     assert status == 200
@@ -107,7 +110,7 @@ def test_a_stream_says_the_same(source: Api, target: Api):
     assert heard(source, events(streamed(source, target, [STREAMS[target]]))) == SAID
 
 
-@IN_EACH_PAIR
+@WITH_SSE
 def test_the_usage_is_told_whole_and_in_a_stream(source: Api, target: Api):
     told = events(streamed(source, target, [STREAMS[target]], **_with_usage(source)))
     last = {CHAT: -1, ANTHROPIC: -2, RESPONSES: -1}[source]
@@ -132,7 +135,7 @@ def test_a_client_of_chat_gets_usage_in_a_stream_only_when_it_asks():
     assert b'"usage"' not in streamed(CHAT, ANTHROPIC, [STREAMS[ANTHROPIC]])
 
 
-@IN_EACH_PAIR
+@WITH_SSE
 @given(data=st.data())
 def test_any_cutting_of_a_stream_gives_the_same(source: Api, target: Api, data: st.DataObject):
     stream = STREAMS[target]
@@ -142,7 +145,7 @@ def test_any_cutting_of_a_stream_gives_the_same(source: Api, target: Api, data: 
     assert _timeless(streamed(source, target, pieces)) == _timeless(streamed(source, target, [stream]))
 
 
-@IN_EACH_PAIR
+@WITH_SSE
 @pytest.mark.parametrize("newline", [b"\r\n", b"\r"])
 def test_lines_may_end_in_carriage_returns(source: Api, target: Api, newline: bytes):
     stream = STREAMS[target].replace(b"\n", newline)
@@ -176,7 +179,7 @@ SAID_ALL = {CHAT: b'{"id": "chatcmpl-1", "object": "chat.completion.chunk", "cre
             b'"choices": []', RESPONSES: b"", ANTHROPIC: b"event: message_stop", GEMINI: b""}  # fmt: skip
 
 
-@IN_EACH_PAIR
+@WITH_SSE
 def test_a_stream_that_breaks_off_anywhere_never_looks_complete(source: Api, target: Api):
     stream = STREAMS[target]
     if SAID_ALL[target]:
@@ -220,7 +223,7 @@ def test_a_stream_that_is_none_ends_in_an_error(source: Api, target: Api):
         assert is_error(source, events(streamed(source, target, [stream]))[-1])
 
 
-@IN_EACH_PAIR
+@WITH_SSE
 def test_an_event_without_an_end_is_bounded(source: Api, target: Api):
     translator = ResponseTranslator(request(source, target, stream=True))
     piece, told = b"data: " + b"x" * 65530, b""
@@ -267,7 +270,7 @@ def test_an_answer_of_too_many_parts_is_not_read(source: Api, target: Api):
     assert "too many parts" in answer["error"]["message"]
 
 
-@IN_EACH_PAIR
+@WITH_SSE
 def test_an_event_of_too_many_parts_ends_the_stream(source: Api, target: Api):
     said = streamed(source, target, [unnamed({"unknown": [{}] * MAX_PARTS * 2})])
     assert b"too many parts" in said
@@ -309,7 +312,7 @@ def test_a_client_that_waits_for_a_stream_gets_an_error_for_an_answer_that_is_no
 @IN_EACH_PAIR
 def test_the_model_is_the_clients_or_the_one_that_is_given(source: Api, target: Api):
     body = json.dumps(SMALLEST[source]).encode()
-    has_model = target is not GEMINI  # in whose path it stands
+    has_model = target not in (GEMINI, BEDROCK)  # in whose path it stands
     assert json.loads(at_once(translate_request(body, source, target)).body).get("model", "asked") == "asked"
     asked = at_once(translate_request(body, source, target, "other"))
     assert json.loads(asked.body).get("model") == ("other" if has_model else None)

@@ -20,9 +20,10 @@ Value = dict[str, Any]
 
 @dataclass(slots=True, repr=False)
 class CloudProvider:
-    """What it got stands in `requests`."""
+    """What it got stands in `requests`, and as it came, target and body, in `raw`."""
 
     requests: list[Got] = field(default_factory=list)
+    raw: list[tuple[str, bytes]] = field(default_factory=list)
 
     def routes(self) -> list[web.AbstractRouteDef]:
         return [
@@ -34,6 +35,7 @@ class CloudProvider:
         asked: Value = await request.json()
         fields = {name.lower(): value for name, value in request.headers.items()}
         self.requests.append(Got(request.path, fields, asked))
+        self.raw.append((request.raw_path, await request.read()))
         return asked
 
     async def _gemini(self, request: web.Request) -> web.StreamResponse:
@@ -76,7 +78,9 @@ class CloudProvider:
         user = next(block["text"] for block in reversed(blocks) if "text" in block)
         stream = request.match_info["verb"] == "converse-stream"
         tools = (asked.get("toolConfig") or {}).get("tools")
-        turn = next_turn({"model": request.match_info["model"], "tools": tools, "stream": stream}, user, [])
+        answered = [block["toolResult"] for block in blocks if "toolResult" in block]
+        results = [(each["toolUseId"], each["content"][0]["text"]) for each in answered]
+        turn = next_turn({"model": request.match_info["model"], "tools": tools, "stream": stream}, user, results)
         usage = {"inputTokens": INPUT, "outputTokens": OUTPUT, "totalTokens": INPUT + OUTPUT}
         reason = "tool_use" if turn.calls else "end_turn"
         if not stream:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.translation.apis import model_in_path
 from egressproxy.ai.translation.content import (
     arguments_object,
@@ -50,7 +51,7 @@ def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]
     """The body of the request, in turns; model and stream stand in its path. Raises Untranslatable for required content
     without equivalent.
     """
-    model_in_path(model, conversation.name_of("model"))
+    model_in_path(Api.GEMINI, model, conversation.name_of("model"))
     check_arguments(conversation)
     check_last_turn(conversation, "Gemini")
     has_budget = _WITH_BUDGET.search(model) is not None
