@@ -103,6 +103,7 @@ class AiCall(RequestAdapter, ErrorForm):
     _deployment: str = ""  # that the client's path names, as Azure's do: it counts, and not the model of the body
     is_websocket: bool = False  # a WebSocket, which passes as it is or not at all
     backend_api: Api | None = None
+    _is_count: bool = False  # of tokens, for a provider of another API
     _sent: _Sent = _AS_IT_IS
     _model: str = ""  # that the client has asked for
     _first: _Hindrance | None = None  # of the first endpoint that cannot serve it
@@ -146,12 +147,15 @@ class AiCall(RequestAdapter, ErrorForm):
                     raise Untranslatable(
                         "", "a WebSocket is not translated, nor its models renamed: send plain requests"
                     )
-                if endpoint is not None and self._is_counted_here(exchange, endpoint):
-                    self.api = Api.ANTHROPIC
+                if endpoint is not None and self._is_translated_count(exchange, endpoint):
+                    self.api, self._is_count = Api.ANTHROPIC, True
                     whole = await self._collected(exchange, client, body, endpoint)
-                    self.own_answer = await in_turns(self._counted(exchange, whole))
-                    return backend
-                if endpoint is not None and self._needs_body(exchange, endpoint):
+                    counted = await in_turns(self._counted(exchange, endpoint, whole))
+                    if counted is None:
+                        self.own_answer = await in_turns(self._estimated(exchange, whole))
+                        return backend
+                    self._sent = counted
+                elif endpoint is not None and self._needs_body(exchange, endpoint):
                     if whole is None:
                         whole = await self._collected(exchange, client, body, endpoint)
                     self._sent = await in_turns(self._made(exchange, endpoint, whole))
@@ -170,11 +174,28 @@ class AiCall(RequestAdapter, ErrorForm):
                     self._sent = _Sent(whole)  # it may be too long to be kept
                 return backend
 
-    def _is_counted_here(self, exchange: Exchange, endpoint: AiEndpoint) -> bool:
-        """Whether this asks for a count of tokens that its provider does not have, since it serves other APIs alone."""
+    def _is_translated_count(self, exchange: Exchange, endpoint: AiEndpoint) -> bool:
+        """Whether this asks for a count of tokens of a provider that serves other APIs alone."""
         return bool(endpoint.apis) and Api.ANTHROPIC not in endpoint.apis and counts_tokens(exchange.request.path)
 
-    def _counted(self, exchange: Exchange, body: bytes) -> Work[LocalResponse]:
+    def _counted(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent | None]:
+        """The request for a count in the provider's API, in turns; None if it has none, or none for such a request."""
+        target = endpoint.counts_in()
+        if target is None or b"content-encoding" in exchange.request.fields or len(body) > endpoint.max_body_bytes:
+            return None
+        from egressproxy.ai.translation.translator import translate_count
+
+        try:
+            model: str | None = endpoint.always_sends or None
+            if endpoint.renames and model is None:
+                named = yield from find_model(body)
+                model = endpoint.model_for(named.name) if named is not None else None
+            request = yield from translate_count(body, target, model, is_vertex=endpoint.is_vertex)
+        except Untranslatable:
+            return None
+        return _Sent(request.body, request, request.client_model, request.sent_model)
+
+    def _estimated(self, exchange: Exchange, body: bytes) -> Work[LocalResponse]:
         """An estimate: clients that get no count compress their conversation too late. Raises Untranslatable."""
         if b"content-encoding" in exchange.request.fields:
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
@@ -188,7 +209,7 @@ class AiCall(RequestAdapter, ErrorForm):
         self, exchange: Exchange, client: BodyClient, body: ReplayableBody | None, failover_state: FailoverState
     ) -> None:
         # Clients are to hear of the failure, not of who cannot serve the request.
-        if body is None or not body.is_kept:
+        if body is None or not body.is_kept or self._is_count:  # counts are estimated where nobody counts
             return
         whole: bytes | None = None
         known: dict[tuple[Api | None, bool, bool], _Hindrance | None] = {}  # other names change nothing
@@ -228,7 +249,10 @@ class AiCall(RequestAdapter, ErrorForm):
             self.backend_api = sent.request.target
             exchange.path_prefix = b""  # what replaces it is for the client's path
             operation(exchange)  # filters of the answer, which see the client's API, go by the client's path
-            path = endpoint.path_of(sent.request.target, sent.sent_model, is_stream=sent.request.is_stream)
+            if sent.request.is_count:
+                path = endpoint.count_path_of(sent.request.target, sent.sent_model)
+            else:
+                path = endpoint.path_of(sent.request.target, sent.sent_model, is_stream=sent.request.is_stream)
             set_request_head(head, sent.request, path)
         elif endpoint.needs_model(self.api) and self.api is not None and api_of(head.path) is self.api:
             head.path = endpoint.path_of(self.api, sent.sent_model, is_stream=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai.apis.apis import Api
-from egressproxy.ai.translation.apis import api_of, path_at
+from egressproxy.ai.translation.apis import COUNTING, VERTEX, api_of, count_path_at, path_at
 from egressproxy.gateway.backends.provider_endpoint import ProviderEndpoint
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
@@ -77,6 +77,18 @@ class AiEndpoint(ProviderEndpoint):
     def path_of(self, api: Api, model: str, *, is_stream: bool) -> bytes:
         """The path of a request for this model in `api`."""
         return path_at(api, self.prefix, self.azure_version, model, is_stream=is_stream)
+
+    def counts_in(self) -> Api | None:
+        """The API in which the provider counts the tokens of a translated request; None if it does not."""
+        return self.apis[0] if self.apis and self.apis[0] in COUNTING else None
+
+    def count_path_of(self, api: Api, model: str) -> bytes:
+        """The path of a count of tokens for this model in `api`."""
+        return count_path_at(api, self.prefix, model)
+
+    @property
+    def is_vertex(self) -> bool:
+        return VERTEX in self.prefix
 
     @property
     def values(self) -> dict[str, object]:

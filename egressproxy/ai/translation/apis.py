@@ -49,6 +49,10 @@ REQUIRED_FIELDS: Final[Mapping[Api, tuple[tuple[bytes, bytes], ...]]] = {
     Api.BEDROCK_CONVERSE: (),
 }
 
+#: APIs of providers that count the tokens of a request to be translated.
+COUNTING: Final = frozenset((Api.GEMINI, Api.BEDROCK_CONVERSE))
+#: In the prefix of Vertex AI, whose requests for counts have another form than those of the Gemini API.
+VERTEX: Final = b"/publishers/"
 _COUNT_TOKENS: Final = b"/v1/messages/count_tokens"
 
 #: Fields of requests and answers that mean something to one provider: credentials, accounts, versions, limits, ids.
@@ -90,6 +94,13 @@ def model_in_path(api: Api, model: str, field: str = "model") -> str:
             field, "cannot be translated: the model is a part of the backend's path, and this is no name"
         )
     return quote(name, safe="" if api is Api.BEDROCK_CONVERSE else "@")
+
+
+def count_path_at(api: Api, prefix: bytes, model: str) -> bytes:
+    """The path of a translated count of tokens. Raises Untranslatable as `model_in_path`."""
+    begin = prefix or DEFAULT_PREFIXES[api]
+    form = b"%b/model/%b/count-tokens" if api is Api.BEDROCK_CONVERSE else b"%b/models/%b:countTokens"
+    return form % (begin, model_in_path(api, model).encode())
 
 
 def path_at(api: Api, prefix: bytes, azure_version: str, model: str, *, is_stream: bool) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.errors import error_object
 from egressproxy.ai.apis.long_json import dumping, loading, reading
+from egressproxy.ai.translation.answer_fields import needed_count
 from egressproxy.ai.translation.anthropic import answers as anthropic_answers
 from egressproxy.ai.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.ai.translation.anthropic import request_writer as anthropic_writer
@@ -81,6 +82,12 @@ _STREAM_READERS: Final[
     Api.GEMINI: ContentStreamReader,
     Api.BEDROCK_CONVERSE: ConverseStreamReader,
 }
+#: What counts of tokens look at, and how they tell them.
+_COUNTED: Final = {
+    Api.GEMINI: ("contents", "systemInstruction", "tools"),
+    Api.BEDROCK_CONVERSE: ("messages", "system", "toolConfig"),
+}
+_TOTALS: Final = {Api.GEMINI: "totalTokens", Api.BEDROCK_CONVERSE: "inputTokens"}
 _KEEP_ALIVE: Final = KeepAlive()
 _ENDINGS: Final = (Finished, Failed)
 
@@ -102,6 +109,7 @@ class TranslatedRequest:
     forms: Mapping[str, ToolForm] = field(default_factory=dict, repr=False)
     #: What was left out, by names of `tuning`.
     dropped: tuple[str, ...] = ()
+    is_count: bool = False  # of tokens
 
 
 def translate_request(
@@ -142,6 +150,40 @@ def translate_request(
     )
 
 
+def translate_count(
+    body: bytes, target: Api, model: str | None = None, *, is_vertex: bool = False
+) -> Work[TranslatedRequest]:
+    """A request of Anthropic for a count of tokens in another API of `COUNTING`, in turns. Fields that only tune do not
+    count. Raises Untranslatable as `translate_request`.
+    """
+    try:
+        value = yield from reading(body)
+    except Unreadable as error:
+        raise Untranslatable("", f"the body cannot be translated: {error}") from None
+    if type(value) is dict:
+        value = {**value, "max_tokens": 1}
+    conversation = yield from anthropic_reader.read_request(value, Losses.of(Api.ANTHROPIC))
+    yield
+    sent_model = model or conversation.model
+    written = yield from _REQUEST_WRITERS[target](conversation, sent_model)
+    asked = {name: written[name] for name in _COUNTED[target] if name in written}
+    if target is Api.BEDROCK_CONVERSE:
+        asked = {"input": {"converse": asked}}
+    elif not is_vertex:
+        asked = {"generateContentRequest": {"model": f"models/{sent_model.removeprefix('models/')}", **asked}}
+    return TranslatedRequest(
+        source=Api.ANTHROPIC,
+        target=target,
+        body=(yield from dumping(asked)) if len(body) > _LONG else dumps(asked),
+        is_stream=False,
+        client_model=conversation.model,
+        sent_model=sent_model,
+        wants_usage=False,
+        repeated={},
+        is_count=True,
+    )
+
+
 class ResponseTranslator:
     """The answer to a translated request, whole or streamed, in the form of the client's API. One for each answer."""
 
@@ -174,6 +216,8 @@ class ResponseTranslator:
             value = (yield from loading(body)) if len(body) > _LONG else loads(body)
             if type(value) is not dict:
                 raise BadAnswer("it is not an object")
+            if self._request.is_count:
+                return status, dumps({"input_tokens": needed_count(value, _TOTALS[self._request.target])})
             answer = _ANSWER_READERS[self._request.target](value)
             if not answer.model:
                 answer = replace(answer, model=self._request.sent_model)

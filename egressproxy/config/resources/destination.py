@@ -269,6 +269,8 @@ class AiOptions(Model):
 
     def model_post_init(self, context: Any) -> None:
         check_unique(self.apis, "API", "apis")
+        if self.azure_api_version is not None and not {"OpenAIChat", "OpenAIResponses"} & set(self.apis):
+            raise ValueError("azureApiVersion needs OpenAIChat or OpenAIResponses among the apis")
 
 
 class ProtocolOptions(Model):

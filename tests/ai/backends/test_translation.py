@@ -84,10 +84,18 @@ def scripted_request(
     )
 
 
+REAL = translator.ResponseTranslator
+
+
+def scripted_answer(request: TranslatedRequest) -> Any:
+    """Counts of tokens are translated as they are."""
+    return REAL(request) if request.is_count else ScriptedTranslator(request)
+
+
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translator, "translate_request", scripted_request)
-    monkeypatch.setattr(translator, "ResponseTranslator", ScriptedTranslator)
+    monkeypatch.setattr(translator, "ResponseTranslator", scripted_answer)
 
 
 def provider(name: str, *apis: str, extensions: list[Any] | None = None, **more: str) -> m.Manifest:
@@ -181,6 +189,63 @@ def test_tokens_are_estimated_where_the_provider_does_not_count_them(converse: S
     talk.client >> post(COUNTED.encode(), path)  # and the connection goes on
     talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
     assert talk.metrics.translations == {}
+
+
+@pytest.mark.parametrize(
+    ("api", "prefix", "path", "answer", "body"),
+    [
+        ("Gemini", "", b"/v1beta/models/m:countTokens", b'{"totalTokens": 7}',
+         {"generateContentRequest": {"model": "models/m", "contents": [{"role": "user", "parts": [{"text": "hi"}]}],
+                                     "systemInstruction": {"parts": [{"text": "be brief"}]}}}),
+        ("Gemini", "/v1/projects/p/publishers/google", b"/v1/projects/p/publishers/google/models/m:countTokens",
+         b'{"totalTokens": 7}', {"contents": [{"role": "user", "parts": [{"text": "hi"}]}],
+                                 "systemInstruction": {"parts": [{"text": "be brief"}]}}),
+        ("BedrockConverse", "", b"/model/m/count-tokens", b'{"inputTokens": 7}',
+         {"input": {"converse": {"messages": [{"role": "user", "content": [{"text": "hi"}]}],
+                                 "system": [{"text": "be brief"}]}}}),
+    ],
+)  # fmt: skip
+def test_a_count_is_translated_for_a_provider_that_counts(
+    converse: Start, api: str, prefix: str, path: bytes, answer: bytes, body: dict[str, Any]
+):
+    talk = converse(config(provider("a", api, **({"prefix": prefix} if prefix else {}))))
+    counted = {"model": "m", "system": "be brief", "messages": [{"role": "user", "content": "hi"}]}
+    talk.client >> post(json.dumps({**counted, "thinking": {"type": "adaptive"}}).encode(), COUNT + b"?beta=true")
+    head = asked(talk, "a", b"POST")
+    assert head.startswith(b"POST " + path + b" HTTP/1.1\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    assert json.loads(talk.origin.take(b"(?s).{%d}" % length)[0]) == body
+    respond(talk, answer, JSON)
+    talk.client.take(rb'(?s)HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":7}')
+    assert (talk.record()["ai_api"], talk.record()["ai_backend_api"]) == ("AnthropicMessages", api)
+
+
+def test_a_count_of_what_has_no_form_is_estimated(converse: Start):
+    talk = converse(config(provider("a", "Gemini")))
+    document = {"type": "document", "source": {"type": "url", "url": "https://a.example/b.pdf"}}
+    body = {"model": "m", "messages": [{"role": "user", "content": [document]}]}
+    talk.client >> post(json.dumps(body).encode(), COUNT)
+    talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
+    talk.no_dial()
+
+
+def test_a_count_without_a_number_is_a_bad_answer(converse: Start):
+    talk = converse(config(provider("a", "Gemini")))
+    talk.client >> post(COUNTED.encode(), COUNT)
+    asked(talk, "a", b"POST")
+    talk.origin.take(b"(?s){.*}")
+    respond(talk, b"{}", JSON)
+    talk.client.take(rb"HTTP/1.1 502 ")
+
+
+def test_a_count_that_fails_is_estimated_by_the_next_endpoint(converse: Start):
+    group = m.failover("any", endpoint("a", 0, modelAlias="gemini-3-pro"), endpoint("b", 1, modelAlias="gpt"))
+    talk = converse(config(provider("a", "Gemini"), provider("b", "OpenAIChat"), group, to="any"))
+    talk.client >> post(COUNTED.encode(), COUNT)
+    assert asked(talk, "a", b"POST").startswith(b"POST /v1beta/models/gemini-3-pro:countTokens")
+    talk.origin.take(b"(?s){.*}")
+    respond(talk, b"{}", JSON, status=503)
+    talk.client.take(rb'(?s)HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
 
 
 def test_a_count_that_cannot_be_read_is_refused_in_the_shape_of_its_api(converse: Start):

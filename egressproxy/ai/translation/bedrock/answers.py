@@ -123,7 +123,7 @@ class ConverseStreamReader:
         self._started = self._has_calls = False
         self._kind: PartKind | None = None  # of the block that is open
         self._index = -1
-        self._said = False  # whether anything was told of it
+        self._said = False  # a text, or arguments
         self._stop: Stop | None = None
         self._usage = Usage()
 

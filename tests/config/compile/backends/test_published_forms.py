@@ -262,7 +262,13 @@ def test_the_apis_of_a_provider_and_where_they_are():
 
 
 @pytest.mark.parametrize(
-    ("written", "told"), [("[OpenAIChat, OpenAIChat]", "more than once"), ("[]", "apis"), ("[Other]", "OpenAIChat")]
+    ("written", "told"),
+    [
+        ("[OpenAIChat, OpenAIChat]", "more than once"),
+        ("[]", "apis"),
+        ("[Other]", "OpenAIChat"),
+        ("[Gemini], azureApiVersion: 2024-10-21", "azureApiVersion needs OpenAIChat"),
+    ],
 )
 def test_apis_that_are_none_are_refused(written: str, told: str):
     text = host(f", ports: [{{number: 443, protocolOptions: {{ai: {{apis: {written}}}}}}}]")
