@@ -337,6 +337,14 @@ def test_a_conversation_with_a_provider_in_a_cloud(world: World, api: str, backe
     assert (record["status"], record["reason"]) == (200, "-")
 
 
+@pytest.mark.parametrize("backend", CLOUDS)
+def test_tokens_are_counted_by_a_provider_in_a_cloud(world: World, backend: str):
+    client = MessagesClient(f"http://127.0.0.1:{world.port}/{backend}")
+    told = client.sdk.messages.count_tokens(model=MODELS[backend], messages=[{"role": "user", "content": "hi"}])
+    assert told.input_tokens == 1
+    assert KEY not in str(world.clouds[backend].requests[-1].fields)
+
+
 def signed_for_bedrock(fields: dict[str, str], target: str, body: bytes) -> bool:
     """Whether botocore has the same signature for what came."""
     from datetime import datetime

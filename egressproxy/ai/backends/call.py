@@ -28,7 +28,7 @@ from egressproxy.ai.backends.answers import (
 from egressproxy.ai.backends.endpoint import AiEndpoint, endpoint_of
 from egressproxy.ai.backends.model_field import find_model, with_model
 from egressproxy.ai.backends.provider_errors import ProviderCall, told_in_shape
-from egressproxy.ai.translation.apis import api_of, counts_tokens, deployment_of, stream_type
+from egressproxy.ai.translation.apis import api_of, deployment_of, stream_type
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
@@ -147,7 +147,7 @@ class AiCall(RequestAdapter, ErrorForm):
                     raise Untranslatable(
                         "", "a WebSocket is not translated, nor its models renamed: send plain requests"
                     )
-                if endpoint is not None and self._is_translated_count(exchange, endpoint):
+                if endpoint is not None and endpoint.translates_count(exchange.request.path):
                     self.api, self._is_count = Api.ANTHROPIC, True
                     whole = await self._collected(exchange, client, body, endpoint)
                     counted = await in_turns(self._counted(exchange, endpoint, whole))
@@ -173,10 +173,6 @@ class AiCall(RequestAdapter, ErrorForm):
                 if whole is not None and self._sent.body is None:
                     self._sent = _Sent(whole)  # it may be too long to be kept
                 return backend
-
-    def _is_translated_count(self, exchange: Exchange, endpoint: AiEndpoint) -> bool:
-        """Whether this asks for a count of tokens of a provider that serves other APIs alone."""
-        return bool(endpoint.apis) and Api.ANTHROPIC not in endpoint.apis and counts_tokens(exchange.request.path)
 
     def _counted(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent | None]:
         """The request for a count in the provider's API, in turns; None if it has none, or none for such a request."""

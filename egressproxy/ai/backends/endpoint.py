@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai.apis.apis import Api
-from egressproxy.ai.translation.apis import COUNTING, VERTEX, api_of, count_path_at, path_at
+from egressproxy.ai.translation.apis import COUNTING, VERTEX, api_of, count_path_at, counts_tokens, path_at
 from egressproxy.gateway.backends.provider_endpoint import ProviderEndpoint
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
@@ -78,6 +78,10 @@ class AiEndpoint(ProviderEndpoint):
         """The path of a request for this model in `api`."""
         return path_at(api, self.prefix, self.azure_version, model, is_stream=is_stream)
 
+    def translates_count(self, path: bytes) -> bool:
+        """Whether a POST to this path asks for a count of tokens of a provider that serves other APIs alone."""
+        return bool(self.apis) and Api.ANTHROPIC not in self.apis and counts_tokens(path)
+
     def counts_in(self) -> Api | None:
         """The API in which the provider counts the tokens of a translated request; None if it does not."""
         return self.apis[0] if self.apis and self.apis[0] in COUNTING else None
@@ -106,17 +110,27 @@ class AiEndpoint(ProviderEndpoint):
         return {name: value for name, value in values.items() if value}
 
     def sentence(self, path: bytes) -> str:
-        api = api_of(path) if path else None
-        target = self.api_for(api)
-        if api is None or target is None or target is api:
-            sentence = "goes as it is" if api is None else f"{api.value} goes as it is"
-        else:
-            at = self.path_of(target, _ANY_MODEL, is_stream=False).decode()
-            sentence = f"{api.value} is translated to {target.value} (POST {at})"
+        sentence = self._becomes(path)
         names = [f"{sent} for {asked}" for asked, sent in self._aliases.items()]
         if self._alias:
             names.append(f"{self._alias} for {'every other model' if names else 'every model'}")
         return f"{sentence}, asks for {', '.join(names)}" if names else sentence
+
+    def _becomes(self, path: bytes) -> str:
+        api = api_of(path) if path else None
+        target = self.api_for(api)
+        if self.translates_count(path):
+            counting = self.counts_in()
+            if counting is None:
+                return "a count of tokens is estimated by the gateway"
+            at = self.count_path_of(counting, _ANY_MODEL).decode()
+            return f"a count of tokens is translated to {counting.value} (POST {at})"
+        if api is None or target is None:
+            return "goes as it is"
+        at = self.path_of(target, _ANY_MODEL, is_stream=False).decode()
+        if target is api:
+            return f"{api.value} goes as it is{f' (POST {at})' if self.needs_model(api) else ''}"
+        return f"{api.value} is translated to {target.value} (POST {at})"
 
 
 def endpoint_of(backend: RouteBackend) -> AiEndpoint | None:

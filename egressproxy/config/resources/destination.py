@@ -270,7 +270,8 @@ class AiOptions(Model):
     def model_post_init(self, context: Any) -> None:
         check_unique(self.apis, "API", "apis")
         if self.azure_api_version is not None and not {"OpenAIChat", "OpenAIResponses"} & set(self.apis):
-            raise ValueError("azureApiVersion needs OpenAIChat or OpenAIResponses among the apis")
+            message = "azureApiVersion needs OpenAIChat or OpenAIResponses among the apis"
+            raise RefusedValue(message, "add the API that Azure serves, or remove azureApiVersion")
 
 
 class ProtocolOptions(Model):

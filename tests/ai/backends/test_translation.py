@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.apis.aws_event_stream import aws_message
 from egressproxy.ai.backends import call as ai_call
 from egressproxy.ai.translation import translator
 from egressproxy.ai.translation.errors import Untranslatable
@@ -1107,3 +1108,25 @@ def test_a_model_that_is_no_deployment_is_refused(converse: Start, body: bytes):
     talk.client >> post(body)
     assert b"`model`" in talk.client.take(rb"(?s)HTTP/1.1 400 .*?\r\n\r\n({.*}})")[1]
     talk.no_dial()
+
+
+@pytest.mark.parametrize(
+    ("api", "kind", "event"),
+    [
+        ("Gemini", b"text/event-stream", b'data: {"error": {"code": 503, "message": "m"}}\n\n'),
+        ("BedrockConverse", b"application/vnd.amazon.eventstream",
+         aws_message({":message-type": "exception", ":exception-type": "throttlingException",
+                      ":content-type": "application/json"}, b'{"message": "m"}')),
+    ],
+)  # fmt: skip
+def test_a_stream_that_begins_with_an_error_leads_to_the_next_endpoint(
+    converse: Start, api: str, kind: bytes, event: bytes
+):
+    group = m.failover("any", endpoint("a", 0), endpoint("b", 1, modelAlias="claude"))
+    talk = converse(config(provider("a", api), provider("b", "AnthropicMessages"), group, to="any"))
+    talk.client >> post(STREAM)
+    asked(talk, "a", b"POST")
+    talk.origin.take(b"(?s){.*}")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    more(talk, event)
+    assert asked(talk, "b", b"POST").startswith(b"POST /v1/messages ")

@@ -40,6 +40,8 @@ class CloudProvider:
 
     async def _gemini(self, request: web.Request) -> web.StreamResponse:
         asked = await self._begin(request)
+        if request.match_info["verb"] == "countTokens":
+            return web.json_response({"totalTokens": len(asked["generateContentRequest"]["contents"])})
         parts = [part for content in asked["contents"] for part in content["parts"]]
         *_, user = (part["text"] for part in parts if "text" in part)
         called = {
@@ -74,6 +76,8 @@ class CloudProvider:
 
     async def _bedrock(self, request: web.Request) -> web.StreamResponse:
         asked = await self._begin(request)
+        if request.match_info["verb"] == "count-tokens":
+            return web.json_response({"inputTokens": len(asked["input"]["converse"]["messages"])})
         blocks = [block for message in asked["messages"] for block in message["content"]]
         user = next(block["text"] for block in reversed(blocks) if "text" in block)
         stream = request.match_info["verb"] == "converse-stream"
