@@ -37,7 +37,9 @@ _AT_AZURE: Final = (Api.OPENAI_CHAT, Api.OPENAI_RESPONSES)
 #: A model's name in a path: none that a server could read as another path.
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,255}", re.ASCII)
 #: Names of Bedrock have colons, and their ARNs slashes, which are escaped in a path.
-_BEDROCK_MODEL = re.compile(r"(?!.*(?:\.\.|//))[A-Za-z0-9][A-Za-z0-9._:/-]{0,2047}", re.ASCII)
+_BEDROCK_MODEL = re.compile(
+    r"(?!.*(?:\.\.|//))(?:arn:[A-Za-z0-9._:/-]{1,2044}|[A-Za-z0-9][A-Za-z0-9._:-]{0,255})", re.ASCII
+)
 
 #: Fields that a request to each API needs beside those of a JSON body. The version of Anthropic's API is the one that
 #: knows `temperature` and `top_p`: 2026-10-21 refuses them.

@@ -92,7 +92,7 @@ def test_the_model_stands_in_the_path(model: str, path: bytes):
     assert path_at(BEDROCK, b"/x", "", model, is_stream=True) == b"/x" + path + b"-stream"
 
 
-@pytest.mark.parametrize("model", ["", "..", "a/../b", "a//b", "/a", "a?b", "a%2fb", "a b"])
+@pytest.mark.parametrize("model", ["", "..", "a/b", "arn:a/../b", "arn:a//b", "/a", "a?b", "a%2fb", "a b"])
 def test_a_model_that_would_be_another_path_is_refused(model: str):
     with pytest.raises(Untranslatable, match="path"):
         _translated(CHAT, False, {"model": model}, None)
