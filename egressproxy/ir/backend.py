@@ -92,6 +92,7 @@ class AiIR:
     prefix: str = ""  # the base path of the APIs, without a trailing slash; "": default
     drops: bool = True  # whether translation drops fields that only tune
     max_body_bytes: int = 32 * 1024 * 1024  # of a request that is changed or translated
+    azure_api_version: str = ""  # `api-version` of Azure's paths of deployments; "": other paths
 
 
 @dataclass(frozen=True, slots=True)

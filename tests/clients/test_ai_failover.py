@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import manifests as m
 from tests.support.net import free_port
+from tests.support.origins.cloud_providers import CloudProvider
 from tests.support.origins.providers import Provider, Trouble
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
@@ -29,6 +30,8 @@ import anthropic
 import openai
 
 APIS = ("OpenAIChat", "OpenAIResponses", "AnthropicMessages")
+#: APIs that have providers here, and no clients.
+CLOUDS = ("Gemini", "BedrockConverse")
 QUESTION = "How warm is it in Oslo and in Lima?"
 ANSWER = "It is 3 in Oslo and 20 in Lima."
 WEATHER = {"Oslo": "3", "Lima": "20"}
@@ -179,6 +182,13 @@ PATHS = {
     "OpenAIChat": "/v1/chat/completions", "OpenAIResponses": "/v1/responses", "AnthropicMessages": "/v1/messages",
 }  # fmt: skip
 
+#: Of a whole answer and of a stream.
+CLOUD_PATHS = {
+    "Gemini": ("/v1beta/models/gemini-3-pro:generateContent", "/v1beta/models/gemini-3-pro:streamGenerateContent"),
+    "BedrockConverse": ("/model/amazon.nova-pro-v1:0/converse", "/model/amazon.nova-pro-v1:0/converse-stream"),
+}
+MODELS = {"Gemini": "gemini-3-pro", "BedrockConverse": "amazon.nova-pro-v1:0"}
+
 
 class World:
     """A gateway, and for each API one provider that serves it alone; /API leads to that, /any through all of them."""
@@ -191,12 +201,15 @@ class World:
         **failover: Any,
     ) -> None:
         self.providers = {api: Provider() for api in APIS}
+        self.clouds = {api: CloudProvider() for api in CLOUDS}
         context = Pki().server_context("127.0.0.1")
         self.port = free_port()
-        secret = m.manifest("v1", "Secret", "key", "agents", stringData={"key": "the-providers-key"})
+        secret = m.manifest(
+            "v1", "Secret", "key", "agents", stringData={"key": "the-providers-key", "id": "AKIAPROVIDER"}
+        )
         written = m.policy(cidrs=["127.0.0.0/8"], **(policy or {}))
         objects = [m.gateway(m.http_listener(self.port)), written, secret]
-        for api, provider in self.providers.items():
+        for api, provider in [*self.providers.items(), *self.clouds.items()]:
             server = stack.enter_context(OriginServer([provider.routes()], context))
             ports = [
                 {
@@ -207,13 +220,22 @@ class World:
             config: dict[str, Any] = {"secretRef": {"name": "key", "key": "key"}, "allowPlaintext": True}
             if api == "AnthropicMessages":
                 config["header"] = "x-api-key"
+            if api == "Gemini":
+                config["header"] = "x-goog-api-key"
+            if api == "BedrockConverse":
+                refs = {
+                    "accessKeyIdRef": {"name": "key", "key": "id"},
+                    "secretAccessKeyRef": {"name": "key", "key": "key"},
+                }
+                config = {"aws": {"service": "bedrock", "region": "eu-central-1", "accessKey": refs}}
+                config["allowPlaintext"] = True
             injector = {"type": f"{m.OURS}/CredentialInjector:v1", "phase": "backend-request", "config": config}
             spec = {
                 "destination": {"type": "Ip", "ip": {"address": server.address}, "ports": ports},
                 "extensions": [{"name": "key", **injector}],
             }
             objects.append(m.manifest(f"{m.OURS}/v1alpha1", "Backend", api.lower(), "agents", spec=spec))
-        rules = [m.prefix_rule(f"/{api}", api.lower(), rewrite="/") for api in APIS]
+        rules = [m.prefix_rule(f"/{api}", api.lower(), rewrite="/") for api in (*APIS, *CLOUDS)]
         for first in APIS:
             second = "AnthropicMessages" if first != "AnthropicMessages" else "OpenAIChat"
             endpoints = [
@@ -287,6 +309,58 @@ def test_a_conversation_with_tools_in_several_turns(world: World, api: str, back
     assert not any(each.requests for each in others)
     record = world.gateway.wait_for_record(ai_api=api, ai_backend_api=backend)
     assert (record["status"], record["reason"]) == (200, "-")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("backend", CLOUDS)
+@pytest.mark.parametrize("api", APIS)
+def test_a_conversation_with_a_provider_in_a_cloud(world: World, api: str, backend: str, stream: bool):
+    client = world.client(api, f"/{backend}")
+    finished, called = REASONS[api]
+    client.says(QUESTION)
+    said = client.asks(stream=stream, tools=True, model=MODELS[backend])
+    assert [values for _, _, values in said.calls] == [{"city": "Oslo"}, {"city": "Lima"}]
+    assert said.reason == called
+    client.results({key: WEATHER[values["city"]] for key, _, values in said.calls})
+    said = client.asks(stream=stream, tools=True, model=MODELS[backend])
+    assert (said.text, said.reason, said.tokens) == (ANSWER, finished, (11, 7))
+    if stream:
+        assert said.arrivals == len(ANSWER.split())
+    got = world.clouds[backend].requests[-1]
+    assert got.path == CLOUD_PATHS[backend][stream]
+    if backend == "BedrockConverse":
+        assert signed_for_bedrock(got.fields, *world.clouds[backend].raw[-1])
+    else:
+        assert "the-providers-key" in str(got.fields)
+    assert KEY not in str(got.fields)
+    record = world.gateway.wait_for_record(ai_api=api, ai_backend_api=backend)
+    assert (record["status"], record["reason"]) == (200, "-")
+
+
+@pytest.mark.parametrize("backend", CLOUDS)
+def test_tokens_are_counted_by_a_provider_in_a_cloud(world: World, backend: str):
+    client = MessagesClient(f"http://127.0.0.1:{world.port}/{backend}")
+    told = client.sdk.messages.count_tokens(model=MODELS[backend], messages=[{"role": "user", "content": "hi"}])
+    assert told.input_tokens == 1
+    assert KEY not in str(world.clouds[backend].requests[-1].fields)
+
+
+def signed_for_bedrock(fields: dict[str, str], target: str, body: bytes) -> bool:
+    """Whether botocore has the same signature for what came."""
+    from datetime import datetime
+    from unittest import mock
+
+    from botocore.auth import SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    signed = fields["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
+    kept = {name: fields[name] for name in signed if name != "x-amz-date"}
+    again = AWSRequest("POST", f"http://{fields['host']}{target}", headers=kept, data=body)
+    now = datetime.strptime(fields["x-amz-date"], "%Y%m%dT%H%M%SZ")
+    with mock.patch("botocore.auth.get_current_datetime", return_value=now, create=True):
+        SigV4Auth(Credentials("AKIAPROVIDER", "the-providers-key"), "bedrock", "eu-central-1").add_auth(again)
+    return bool(again.headers["Authorization"] == fields["authorization"])
 
 
 @pytest.mark.parametrize(

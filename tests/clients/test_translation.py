@@ -23,22 +23,25 @@ from egressproxy.model.work import at_once
 from tests.ai.translation.examples import (
     ANSWERS,
     ANTHROPIC,
+    BEDROCK,
     CHAT,
     ERROR_EVENTS,
-    PAIRS,
+    GEMINI,
     RESPONSES,
     STREAMS,
+    TO_PROVIDERS,
     events,
     streamed,
     whole,
 )
+from tests.ai.translation.test_bedrock import validate_converse
 
 anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")
 pydantic = pytest.importorskip("pydantic")
 httpx = pytest.importorskip("httpx2") if "httpx2" in openai._base_client.__dict__ else pytest.importorskip("httpx")
 
-IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), PAIRS)
+IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), TO_PROVIDERS)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
@@ -56,6 +59,15 @@ def requests_of(api: Api) -> tuple[Any, set[str]]:
 
 def check_request(api: Api, body: dict[str, Any]) -> None:
     """Fails unless the SDK of this API could have written this body."""
+    if api is BEDROCK:
+        validate_converse(body)
+        return
+    if api is GEMINI:
+        types = pytest.importorskip("google.genai.types")
+        for content in body["contents"]:
+            types.Content.model_validate(content)
+        types.GenerationConfig.model_validate(body.get("generationConfig", {}))
+        return
     adapter, names = requests_of(api)
     exhaust(adapter.validate_python(body))
     older = {"temperature", "top_p"} if api is ANTHROPIC else set()  # of the version 2023-06-01
@@ -85,7 +97,7 @@ class Provider:
         source = api_of(request.url.raw_path)
         assert source is not None
         try:
-            asked = at_once(translate_request(request.read(), source, self.target))
+            asked = at_once(translate_request(request.read(), source, self.target, drops=self.target in CLOUDS))
         except Untranslatable as error:
             body = dumps(error_object(source, 400, str(error), error.field))
             return httpx.Response(400, content=body, headers={"content-type": "application/json"})
@@ -99,7 +111,11 @@ class Provider:
         return httpx.Response(status, content=body, headers={"content-type": "application/json"})
 
 
-@pytest.fixture(params=list(DEFAULT_PATHS))
+CLOUDS = (GEMINI, BEDROCK)
+PROVIDERS = (*DEFAULT_PATHS, *CLOUDS)
+
+
+@pytest.fixture(params=PROVIDERS)
 def provider(request: pytest.FixtureRequest) -> Provider:
     return Provider(request.param)
 
@@ -115,7 +131,7 @@ def anthropic_client(provider: Provider) -> Any:
 
 
 def other_than(source: Api) -> Any:
-    return pytest.mark.parametrize("provider", [api for api in DEFAULT_PATHS if api is not source], indirect=True)
+    return pytest.mark.parametrize("provider", [api for api in PROVIDERS if api is not source], indirect=True)
 
 
 # ---- shapes
@@ -204,3 +220,18 @@ def test_errors_are_those_of_the_sdk(source: Api, target: Api, status: int, name
     sdk = anthropic if source is ANTHROPIC else openai
     with pytest.raises(getattr(sdk, name), match="so it is"):
         _calls(source, provider)()
+
+
+def test_the_sdk_for_azure_is_a_client_of_chat_completions():
+    provider = Provider(ANTHROPIC)
+    client = httpx.Client(transport=httpx.MockTransport(provider))
+    azure = openai.AzureOpenAI(
+        api_key="k",
+        api_version="2024-10-21",
+        azure_endpoint="http://gateway.example",
+        http_client=client,
+        max_retries=0,
+    )
+    told = azure.chat.completions.create(model="mine", messages=[{"role": "user", "content": "hi"}])
+    assert told.choices[0].message.content == "Hello there"
+    assert provider.asked[-1]["model"] == "mine"

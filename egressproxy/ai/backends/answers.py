@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from egressproxy.ai.apis.apis import Api
-from egressproxy.ai.translation.apis import REQUIRED_FIELDS, belongs_to_one_api, describes_the_body
+from egressproxy.ai.translation.apis import REQUIRED_FIELDS, belongs_to_one_api, describes_the_body, stream_type
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.answers import BegunAnswer, MadeAnswer
 from egressproxy.gateway.backends.buffered_body import BodyClient
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import EVENT_STREAM
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE
@@ -33,6 +32,7 @@ _REQUEST_ID: Final = {
     Api.OPENAI_CHAT: b"x-request-id",
     Api.OPENAI_RESPONSES: b"x-request-id",
     Api.ANTHROPIC: b"request-id",
+    Api.BEDROCK_CONVERSE: b"x-amzn-requestid",
 }
 #: Bytes of a whole answer that is translated, and of an error of which no more is read.
 MAX_ANSWER: Final = 16 * 1024 * 1024
@@ -45,7 +45,7 @@ def set_request_head(head: RequestHead, request: TranslatedRequest, path: bytes)
     head.path = path
     head.te_trailers = False
     block = _crossing(head.fields.block)
-    accepted = EVENT_STREAM if request.is_stream else JSON
+    accepted = stream_type(request.target) if request.is_stream else JSON
     block += b"\r\ncontent-type: %s\r\naccept: %s\r\naccept-encoding: identity" % (JSON, accepted)
     for name, value in REQUIRED_FIELDS[request.target]:
         block += b"\r\n%s: %s" % (name, value)
@@ -54,7 +54,8 @@ def set_request_head(head: RequestHead, request: TranslatedRequest, path: bytes)
 
 def set_response_head(head: ResponseHead, request: TranslatedRequest, kind: bytes) -> None:
     """Make the head of the backend's answer that of the translated one, whose body is of this media type."""
-    number = head.fields.get(_REQUEST_ID[request.target])
+    name = _REQUEST_ID.get(request.target)
+    number = head.fields.get(name) if name is not None else None
     head.fields.block = _crossing(head.fields.block) + b"\r\ncontent-type: " + kind
     if number:
         head.fields.add(_REQUEST_ID[request.source], number)

@@ -28,7 +28,7 @@ from egressproxy.ai.backends.answers import (
 from egressproxy.ai.backends.endpoint import AiEndpoint, endpoint_of
 from egressproxy.ai.backends.model_field import find_model, with_model
 from egressproxy.ai.backends.provider_errors import ProviderCall, told_in_shape
-from egressproxy.ai.translation.apis import api_of, counts_tokens
+from egressproxy.ai.translation.apis import api_of, deployment_of, stream_type
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, OfMessages, Phase
@@ -100,8 +100,10 @@ class AiCall(RequestAdapter, ErrorForm):
 
     api: Api | None
     _prefix: bytes
+    _deployment: str = ""  # that the client's path names, as Azure's do: it counts, and not the model of the body
     is_websocket: bool = False  # a WebSocket, which passes as it is or not at all
     backend_api: Api | None = None
+    _is_count: bool = False  # of tokens, for a provider of another API
     _sent: _Sent = _AS_IT_IS
     _model: str = ""  # that the client has asked for
     _first: _Hindrance | None = None  # of the first endpoint that cannot serve it
@@ -115,7 +117,7 @@ class AiCall(RequestAdapter, ErrorForm):
             if is_responses_websocket(head.path, head.upgrade):
                 exchange.keep(ADAPTER, cls(Api.OPENAI_RESPONSES, exchange.path_prefix, is_websocket=True))
         elif is_post(exchange):
-            exchange.keep(ADAPTER, cls(api_of(head.path), exchange.path_prefix))
+            exchange.keep(ADAPTER, cls(api_of(head.path), exchange.path_prefix, deployment_of(head.path)))
 
     @classmethod
     def of(cls, exchange: Exchange) -> AiCall | None:
@@ -134,6 +136,7 @@ class AiCall(RequestAdapter, ErrorForm):
     ) -> RouteBackend:
         if self.api is None:
             self.api = api_of(exchange.request.path)  # a filter of the rule has led it there
+            self._deployment = deployment_of(exchange.request.path)
         whole: bytes | None = None
         while True:
             self._sent, self.backend_api = _AS_IT_IS, self.api
@@ -144,12 +147,15 @@ class AiCall(RequestAdapter, ErrorForm):
                     raise Untranslatable(
                         "", "a WebSocket is not translated, nor its models renamed: send plain requests"
                     )
-                if endpoint is not None and self._is_counted_here(exchange, endpoint):
-                    self.api = Api.ANTHROPIC
+                if endpoint is not None and endpoint.translates_count(exchange.request.path):
+                    self.api, self._is_count = Api.ANTHROPIC, True
                     whole = await self._collected(exchange, client, body, endpoint)
-                    self.own_answer = await in_turns(self._counted(exchange, whole))
-                    return backend
-                if endpoint is not None and self._needs_body(exchange, endpoint):
+                    counted = await in_turns(self._counted(exchange, endpoint, whole))
+                    if counted is None:
+                        self.own_answer = await in_turns(self._estimated(exchange, whole))
+                        return backend
+                    self._sent = counted
+                elif endpoint is not None and self._needs_body(exchange, endpoint):
                     if whole is None:
                         whole = await self._collected(exchange, client, body, endpoint)
                     self._sent = await in_turns(self._made(exchange, endpoint, whole))
@@ -168,11 +174,24 @@ class AiCall(RequestAdapter, ErrorForm):
                     self._sent = _Sent(whole)  # it may be too long to be kept
                 return backend
 
-    def _is_counted_here(self, exchange: Exchange, endpoint: AiEndpoint) -> bool:
-        """Whether this asks for a count of tokens that its provider does not have, since it serves other APIs alone."""
-        return bool(endpoint.apis) and Api.ANTHROPIC not in endpoint.apis and counts_tokens(exchange.request.path)
+    def _counted(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent | None]:
+        """The request for a count in the provider's API, in turns; None if it has none, or none for such a request."""
+        target = endpoint.counts_in()
+        if target is None or b"content-encoding" in exchange.request.fields or len(body) > endpoint.max_body_bytes:
+            return None
+        from egressproxy.ai.translation.translator import translate_count
 
-    def _counted(self, exchange: Exchange, body: bytes) -> Work[LocalResponse]:
+        try:
+            model: str | None = endpoint.always_sends or None
+            if endpoint.renames and model is None:
+                named = yield from find_model(body)
+                model = endpoint.model_for(named.name) if named is not None else None
+            request = yield from translate_count(body, target, model, is_vertex=endpoint.is_vertex)
+        except Untranslatable:
+            return None
+        return _Sent(request.body, request, request.client_model, request.sent_model)
+
+    def _estimated(self, exchange: Exchange, body: bytes) -> Work[LocalResponse]:
         """An estimate: clients that get no count compress their conversation too late. Raises Untranslatable."""
         if b"content-encoding" in exchange.request.fields:
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
@@ -186,7 +205,7 @@ class AiCall(RequestAdapter, ErrorForm):
         self, exchange: Exchange, client: BodyClient, body: ReplayableBody | None, failover_state: FailoverState
     ) -> None:
         # Clients are to hear of the failure, not of who cannot serve the request.
-        if body is None or not body.is_kept:
+        if body is None or not body.is_kept or self._is_count:  # counts are estimated where nobody counts
             return
         whole: bytes | None = None
         known: dict[tuple[Api | None, bool, bool], _Hindrance | None] = {}  # other names change nothing
@@ -226,11 +245,23 @@ class AiCall(RequestAdapter, ErrorForm):
             self.backend_api = sent.request.target
             exchange.path_prefix = b""  # what replaces it is for the client's path
             operation(exchange)  # filters of the answer, which see the client's API, go by the client's path
-            set_request_head(head, sent.request, endpoint.path_of(sent.request.target))
-        elif endpoint.prefix and self.api is not None and api_of(head.path) is self.api:
-            _, mark, query = head.path.partition(b"?")
-            head.path = endpoint.path_of(self.api) + mark + query
+            if sent.request.is_count:
+                path = endpoint.count_path_of(sent.request.target, sent.sent_model)
+            else:
+                path = endpoint.path_of(sent.request.target, sent.sent_model, is_stream=sent.request.is_stream)
+            set_request_head(head, sent.request, path)
+        elif endpoint.needs_model(self.api) and self.api is not None and api_of(head.path) is self.api:
+            head.path = endpoint.path_of(self.api, sent.sent_model, is_stream=False)
             exchange.path_prefix = b""
+        elif endpoint.has_own_paths and self.api is not None and self._has_plain_path(head.path):
+            _, mark, query = head.path.partition(b"?")
+            path = endpoint.path_of(self.api, "", is_stream=False)
+            head.path = path if b"?" in path else path + mark + query
+            exchange.path_prefix = b""
+
+    def _has_plain_path(self, path: bytes) -> bool:
+        """Whether this path is of the client's API, and names no model."""
+        return api_of(path) is self.api and not deployment_of(path)
 
     def _made(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent]:
         """What this endpoint gets, in turns. Raises Untranslatable."""
@@ -243,16 +274,21 @@ class AiCall(RequestAdapter, ErrorForm):
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
         named = None
         model: str | None = endpoint.always_sends or None
-        if endpoint.renames and (model is None or target is self.api):
+        if (endpoint.renames and (model is None or target is self.api)) or endpoint.needs_model(self.api):
             named = yield from find_model(body)
-            model = endpoint.model_for(named.name) if named is not None else None
+            asked = self._deployment or (named.name if named is not None else "")
+            model = endpoint.model_for(asked) if asked else None
         if self.api is not None and target is not None and target is not self.api:
             from egressproxy.ai.translation.translator import translate_request
 
-            request = yield from translate_request(body, self.api, target, model, drops=endpoint.drops)
+            request = yield from translate_request(
+                body, self.api, target, model, drops=endpoint.drops, path_model=self._deployment
+            )
             return _Sent(request.body, request, request.client_model, model or request.client_model)
+        if model is None and endpoint.needs_model(self.api):
+            raise Untranslatable("model", "is missing")
         if named is None or model is None:
-            return _Sent(body)
+            return _Sent(body, None, self._deployment, model or self._deployment)
         made = (yield from with_model(named, model)) if model != named.name else body
         return _Sent(made, None, named.name, model)
 
@@ -306,7 +342,9 @@ class AiCall(RequestAdapter, ErrorForm):
         from egressproxy.ai.translation.translator import ResponseTranslator
 
         translator = ResponseTranslator(request)
-        is_stream = request.is_stream and media_type(head.fields) == EVENT_STREAM and not upstream.has_ended
+        is_stream = (
+            request.is_stream and media_type(head.fields) == stream_type(request.target) and not upstream.has_ended
+        )
         if is_success and is_stream:
             set_response_head(head, request, EVENT_STREAM)
             self._tell_losses(exchange)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai.apis.apis import Api
-from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of
+from egressproxy.ai.translation.apis import COUNTING, VERTEX, api_of, count_path_at, counts_tokens, path_at
 from egressproxy.gateway.backends.provider_endpoint import ProviderEndpoint
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.ir.route import WeightedBackend
 
-#: What DEFAULT_PATHS begin with.
-_PREFIX: Final = b"/v1"
+#: In an explanation, for a name that depends on the request.
+_ANY_MODEL: Final = "MODEL"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -27,6 +27,7 @@ class AiEndpoint(ProviderEndpoint):
     prefix: bytes
     drops: bool
     max_body_bytes: int  # of a request that is changed or translated
+    azure_version: str  # of Azure's paths of deployments; "": other paths
     _alias: str
     _aliases: dict[str, str]
 
@@ -40,7 +41,8 @@ class AiEndpoint(ProviderEndpoint):
         prefix = ai.prefix.encode() if ai is not None else b""
         longest = ai.max_body_bytes if ai is not None else MAX_BUFFERED_BYTES
         drops = ai is not None and ai.drops
-        return cls(apis, prefix, drops, longest, weighted.model_alias, dict(weighted.model_aliases))
+        version = ai.azure_api_version if ai is not None else ""
+        return cls(apis, prefix, drops, longest, version, weighted.model_alias, dict(weighted.model_aliases))
 
     @property
     def renames(self) -> bool:
@@ -60,20 +62,47 @@ class AiEndpoint(ProviderEndpoint):
         return api if api is None or not self.apis or api in self.apis else self.apis[0]
 
     def changes_body(self, api: Api | None) -> bool:
-        """Whether the body of a request of this API may have to be another one here."""
-        return self.renames or self.api_for(api) is not api
+        """Whether the body of a request of this API may have to be read or to be another one here."""
+        return self.renames or self.api_for(api) is not api or self.needs_model(api)
 
-    def path_of(self, api: Api) -> bytes:
-        return (self.prefix or _PREFIX) + DEFAULT_PATHS[api].removeprefix(_PREFIX)
+    def needs_model(self, api: Api | None) -> bool:
+        """Whether the path of a request that stays in this API has to name its model, as Azure's deployments are."""
+        return bool(self.azure_version) and api is Api.OPENAI_CHAT and self.api_for(api) is api
+
+    @property
+    def has_own_paths(self) -> bool:
+        """Whether requests that are not translated go to other paths than the client's."""
+        return bool(self.prefix or self.azure_version)
+
+    def path_of(self, api: Api, model: str, *, is_stream: bool) -> bytes:
+        """The path of a request for this model in `api`."""
+        return path_at(api, self.prefix, self.azure_version, model, is_stream=is_stream)
+
+    def translates_count(self, path: bytes) -> bool:
+        """Whether a POST to this path asks for a count of tokens of a provider that serves other APIs alone."""
+        return bool(self.apis) and Api.ANTHROPIC not in self.apis and counts_tokens(path)
+
+    def counts_in(self) -> Api | None:
+        """The API in which the provider counts the tokens of a translated request; None if it does not."""
+        return self.apis[0] if self.apis and self.apis[0] in COUNTING else None
+
+    def count_path_of(self, api: Api, model: str) -> bytes:
+        """The path of a count of tokens for this model in `api`."""
+        return count_path_at(api, self.prefix, model)
+
+    @property
+    def is_vertex(self) -> bool:
+        return VERTEX in self.prefix
 
     @property
     def values(self) -> dict[str, object]:
-        """For explanations: `apis`, `prefix`, `untranslatable` where it is Refuse, `modelAlias` and `modelAliases`, as
-        far as they are said.
+        """For explanations: `apis`, `prefix`, `azureApiVersion`, `untranslatable` where it is Refuse, `modelAlias` and
+        `modelAliases`, as far as they are said.
         """
         values: dict[str, object] = {
             "apis": [api.value for api in self.apis],
             "prefix": self.prefix.decode(),
+            "azureApiVersion": self.azure_version,
             "untranslatable": "Refuse" if self.apis and not self.drops else "",
             "modelAlias": self._alias,
             "modelAliases": self._aliases,
@@ -81,16 +110,27 @@ class AiEndpoint(ProviderEndpoint):
         return {name: value for name, value in values.items() if value}
 
     def sentence(self, path: bytes) -> str:
-        api = api_of(path) if path else None
-        target = self.api_for(api)
-        if api is None or target is None or target is api:
-            sentence = "goes as it is" if api is None else f"{api.value} goes as it is"
-        else:
-            sentence = f"{api.value} is translated to {target.value} (POST {self.path_of(target).decode()})"
+        sentence = self._becomes(path)
         names = [f"{sent} for {asked}" for asked, sent in self._aliases.items()]
         if self._alias:
             names.append(f"{self._alias} for {'every other model' if names else 'every model'}")
         return f"{sentence}, asks for {', '.join(names)}" if names else sentence
+
+    def _becomes(self, path: bytes) -> str:
+        api = api_of(path) if path else None
+        target = self.api_for(api)
+        if self.translates_count(path):
+            counting = self.counts_in()
+            if counting is None:
+                return "a count of tokens is estimated by the gateway"
+            at = self.count_path_of(counting, _ANY_MODEL).decode()
+            return f"a count of tokens is translated to {counting.value} (POST {at})"
+        if api is None or target is None:
+            return "goes as it is"
+        at = self.path_of(target, _ANY_MODEL, is_stream=False).decode()
+        if target is api:
+            return f"{api.value} goes as it is{f' (POST {at})' if self.needs_model(api) else ''}"
+        return f"{api.value} is translated to {target.value} (POST {at})"
 
 
 def endpoint_of(backend: RouteBackend) -> AiEndpoint | None:

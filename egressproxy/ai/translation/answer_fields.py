@@ -40,6 +40,13 @@ def count(value: dict[str, Any], name: str) -> int:
     return found
 
 
+def needed_count(value: dict[str, Any], name: str) -> int:
+    """A whole number that has to be there."""
+    if value.get(name) is None:
+        raise BadAnswer(f"{name} is missing")
+    return count(value, name)
+
+
 def object_in(value: dict[str, Any], name: str) -> dict[str, Any]:
     """An object; an empty one if it is not there."""
     found = value.get(name)

@@ -8,17 +8,20 @@ from typing import Any, Final, TypeVar
 
 from egressproxy.ai.translation.conversation import (
     ContentPart,
+    Conversation,
     Effort,
     Image,
     OutputFormat,
+    Role,
     Text,
     Tool,
+    ToolCall,
     ToolChoice,
     ToolResult,
 )
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.ai.translation.json_object import JsonObject
-from egressproxy.model.strict_json import dumps
+from egressproxy.model.strict_json import Unreadable, are_too_many, dumps, loads_strictly
 
 T = TypeVar("T")
 
@@ -103,6 +106,45 @@ def result_parts(result: ToolResult) -> tuple[Text | Image, ...]:
     if type(first) is Text:
         return (Text(f"Error: {first.text}", first.where), *result.parts[1:])
     return (Text("Error", result.where), *result.parts)
+
+
+def result_text(result: ToolResult) -> str:
+    """The texts of a result, for APIs that have one place for them."""
+    return "\n".join(part.text for part in result.parts if type(part) is Text)
+
+
+def check_arguments(conversation: Conversation) -> None:
+    """Raises Untranslatable for arguments that take too long to read, before `arguments_object` reads them."""
+    calls = [part for turn in conversation.turns for part in turn.parts if type(part) is ToolCall]
+    if are_too_many(call.arguments for call in calls):
+        longest = max(calls, key=lambda call: len(call.arguments))
+        raise Untranslatable(longest.where, "cannot be translated: the arguments have too many parts to be read here")
+
+
+def arguments_object(call: ToolCall) -> dict[str, Any]:
+    """The arguments of a call as an object. The empty string is what some models write for none. Untranslatable."""
+    try:
+        arguments = loads_strictly(call.arguments) if call.arguments else {}
+    except Unreadable as error:
+        raise Untranslatable(call.where, f"cannot be translated to an object: {error}") from None
+    if type(arguments) is not dict:
+        raise Untranslatable(call.where, "cannot be translated: it is no JSON object")
+    return arguments
+
+
+def names_of_calls(conversation: Conversation) -> dict[str, str]:
+    """The names of the called tools, by the ids of the calls."""
+    return {part.id: part.name for turn in conversation.turns for part in turn.parts if type(part) is ToolCall}
+
+
+def check_last_turn(conversation: Conversation, provider: str) -> None:
+    """Raises Untranslatable unless somebody waits for an answer: the user, or a tool that has told its result."""
+    turns = [turn for turn in conversation.turns if turn.role in (Role.USER, Role.ASSISTANT)]
+    if not turns:
+        raise Untranslatable(conversation.name_of("turns"), f"has no message of the user, which {provider} needs")
+    if turns[-1].role is Role.ASSISTANT:
+        why = f"cannot be translated: it is the assistant's and the last one, which {provider} may go on with"
+        raise Untranslatable(turns[-1].where, why)
 
 
 EFFORTS: Final = tuple(effort.value for effort in Effort)

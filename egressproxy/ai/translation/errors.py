@@ -21,9 +21,14 @@ class BadAnswer(Exception):
 
 
 def error_in(body: bytes) -> tuple[str | None, str | None]:
-    """The message and the code of a provider's error, or None. All three APIs have the same members."""
+    """The message and the code of a provider's error, or None. All APIs have the same members but Bedrock, which has a
+    message alone; Google's servers may put the object into an array.
+    """
     try:
-        error = loads(body)["error"]
+        value = loads(body)
+        if type(value) is list:
+            value = value[0]
+        error = value.get("error", value)
         message, code = error["message"], error.get("code")
     except (Unreadable, LookupError, TypeError, AttributeError):
         return None, None

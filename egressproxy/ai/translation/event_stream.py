@@ -59,6 +59,10 @@ class EventStream:
             raise BadAnswer(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
         return events
 
+    def end(self) -> list[tuple[bytes, bytes]]:
+        """The last event of a stream that lacks the empty line behind it."""
+        return self.feed(b"\n\n")
+
     def _read(self, lines: list[bytes], events: list[tuple[bytes, bytes]]) -> None:
         data = self._data
         for line in lines:

@@ -27,17 +27,18 @@ _OF_SAMPLERS: Final = (
     "thinking", "thinking_budget", "top_a", "top_k", "transforms", "typical_p", "usage",
 )  # fmt: skip
 _OF_CHAT: Final = (
-    "frequency_penalty", "max_completion_tokens", "max_tokens", "metadata", "prediction", "presence_penalty",
-    "reasoning", "reasoning_effort", "seed", "service_tier", "store", "temperature", "user", "verbosity",
+    "frequency_penalty", "max_completion_tokens", "max_tokens", "metadata", "parallel_tool_calls", "prediction",
+    "presence_penalty", "reasoning", "reasoning_effort", "safety_identifier", "seed", "service_tier", "store",
+    "temperature", "user", "verbosity",
 )  # fmt: skip
 #: Of messages: who of several users speaks, and how the model has thought, as servers tell it and clients echo it.
 _OF_CHAT_MESSAGES: Final = (
     "name", "provider_specific_fields", "reasoning", "reasoning_content", "reasoning_details", "thinking_blocks",
 )  # fmt: skip
 _OF_RESPONSES: Final = (
-    "context_management", "include", "max_output_tokens", "max_tool_calls", "metadata", "reasoning.context",
-    "reasoning.effort", "reasoning.generate_summary", "reasoning.mode", "reasoning.summary", "seed", "service_tier",
-    "store", "temperature", "text.verbosity", "truncation", "user",
+    "context_management", "include", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls",
+    "reasoning.context", "reasoning.effort", "reasoning.generate_summary", "reasoning.mode", "reasoning.summary",
+    "safety_identifier", "seed", "service_tier", "store", "temperature", "text.verbosity", "truncation", "user",
 )  # fmt: skip
 #: Where tools stand, and those of a namespace.
 _TOOLS_OF_RESPONSES: Final = ("tools[]", "tools[].tools[]", "input[].tools[]", "input[].tools[].tools[]")
@@ -47,8 +48,9 @@ _OF_TOOLS_OF_RESPONSES: Final = (
 )  # fmt: skip
 _OF_ANTHROPIC: Final = (
     "anthropic_beta", "anthropic_version", "betas", "context_management", "diagnostics", "metadata",
-    "output_config.effort", "output_config.task_budget", "service_tier", "speed", "thinking.budget_tokens",
-    "thinking.display", "top_k", "user_profile_id",
+    "metadata.user_id", "output_config.effort", "output_config.task_budget", "service_tier", "speed",
+    "thinking.budget_tokens", "thinking.display", "thinking.type", "tool_choice.disable_parallel_tool_use", "top_k",
+    "user_profile_id",
 )  # fmt: skip
 
 #: By the client's API: paths of fields in its JSON, `[]` for any element of an array. Behind an array whose elements

@@ -245,12 +245,19 @@ class AiOptions(Model):
     """The AI provider's APIs; requests of another API are translated to the first of these."""
 
     apis: Annotated[
-        tuple[Literal["OpenAIChat", "OpenAIResponses", "AnthropicMessages"], ...], Field(min_length=1, max_length=3)
+        tuple[Literal["OpenAIChat", "OpenAIResponses", "AnthropicMessages", "Gemini", "BedrockConverse"], ...],
+        Field(min_length=1, max_length=5),
     ]
-    """The APIs of the backend. A request of another supported API is translated to the first in the list."""
+    """The APIs of the backend. A request of another of the first three is translated to the first in the list."""
     prefix: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """The base path of the APIs: `/openai/v1` for /openai/v1/chat/completions, /openai/v1/responses or
-    /openai/v1/messages. Default: /v1 for translated requests; others keep their path.
+    /openai/v1/messages. Default for translated requests: /v1, /v1beta for Gemini, none for Bedrock; others keep
+    their path.
+    """
+    azure_api_version: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.-]+$")] | None = None
+    """The api-version of Azure OpenAI, such as 2024-10-21: chat completions go to
+    /openai/deployments/MODEL/chat/completions, and responses to /openai/responses, with this version. MODEL is the name
+    of the deployment. Default: other paths, as of Azure's v1 API (prefix /openai/v1).
     """
     untranslatable: Literal["Refuse", "Drop"] = "Drop"
     """The effect on a field without equivalent in the API. Drop: fields that only tune the response are dropped, and
@@ -262,6 +269,9 @@ class AiOptions(Model):
 
     def model_post_init(self, context: Any) -> None:
         check_unique(self.apis, "API", "apis")
+        if self.azure_api_version is not None and not {"OpenAIChat", "OpenAIResponses"} & set(self.apis):
+            message = "azureApiVersion needs OpenAIChat or OpenAIResponses among the apis"
+            raise RefusedValue(message, "add the API that Azure serves, or remove azureApiVersion")
 
 
 class ProtocolOptions(Model):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.apis.aws_event_stream import aws_message
 from egressproxy.ai.backends import call as ai_call
 from egressproxy.ai.translation import translator
 from egressproxy.ai.translation.errors import Untranslatable
@@ -63,28 +64,39 @@ def unreadable(*_said: object) -> Work[tuple[int, bytes]]:
     return 502, b"no"
 
 
-def scripted_request(body: bytes, source: Api, target: Api, model: str | None = None, *, drops: bool = False) -> Any:
+def scripted_request(
+    body: bytes, source: Api, target: Api, model: str | None = None, *, drops: bool = False, path_model: str = ""
+) -> Any:
     yield
     said = json.loads(body)
     if "refused" in said or ("tuning" in said and not drops):
         raise Untranslatable("refused", "the other API does not know it")
-    made = json.dumps({"from": source.value, "model": model or said["model"]}).encode()
+    made = json.dumps({"from": source.value, "model": model or path_model or said["model"]}).encode()
     return TranslatedRequest(
         source,
         target,
         made,
         is_stream=said.get("stream", False),
         client_model=said["model"],
+        sent_model=model or said["model"],
         wants_usage=False,
         repeated={},
         dropped=("seed", "tuning") if "tuning" in said else (),
     )
 
 
+REAL = translator.ResponseTranslator
+
+
+def scripted_answer(request: TranslatedRequest) -> Any:
+    """Counts of tokens are translated as they are."""
+    return REAL(request) if request.is_count else ScriptedTranslator(request)
+
+
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translator, "translate_request", scripted_request)
-    monkeypatch.setattr(translator, "ResponseTranslator", ScriptedTranslator)
+    monkeypatch.setattr(translator, "ResponseTranslator", scripted_answer)
 
 
 def provider(name: str, *apis: str, extensions: list[Any] | None = None, **more: str) -> m.Manifest:
@@ -178,6 +190,63 @@ def test_tokens_are_estimated_where_the_provider_does_not_count_them(converse: S
     talk.client >> post(COUNTED.encode(), path)  # and the connection goes on
     talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
     assert talk.metrics.translations == {}
+
+
+@pytest.mark.parametrize(
+    ("api", "prefix", "path", "answer", "body"),
+    [
+        ("Gemini", "", b"/v1beta/models/m:countTokens", b'{"totalTokens": 7}',
+         {"generateContentRequest": {"model": "models/m", "contents": [{"role": "user", "parts": [{"text": "hi"}]}],
+                                     "systemInstruction": {"parts": [{"text": "be brief"}]}}}),
+        ("Gemini", "/v1/projects/p/publishers/google", b"/v1/projects/p/publishers/google/models/m:countTokens",
+         b'{"totalTokens": 7}', {"contents": [{"role": "user", "parts": [{"text": "hi"}]}],
+                                 "systemInstruction": {"parts": [{"text": "be brief"}]}}),
+        ("BedrockConverse", "", b"/model/m/count-tokens", b'{"inputTokens": 7}',
+         {"input": {"converse": {"messages": [{"role": "user", "content": [{"text": "hi"}]}],
+                                 "system": [{"text": "be brief"}]}}}),
+    ],
+)  # fmt: skip
+def test_a_count_is_translated_for_a_provider_that_counts(
+    converse: Start, api: str, prefix: str, path: bytes, answer: bytes, body: dict[str, Any]
+):
+    talk = converse(config(provider("a", api, **({"prefix": prefix} if prefix else {}))))
+    counted = {"model": "m", "system": "be brief", "messages": [{"role": "user", "content": "hi"}]}
+    talk.client >> post(json.dumps({**counted, "thinking": {"type": "adaptive"}}).encode(), COUNT + b"?beta=true")
+    head = asked(talk, "a", b"POST")
+    assert head.startswith(b"POST " + path + b" HTTP/1.1\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    assert json.loads(talk.origin.take(b"(?s).{%d}" % length)[0]) == body
+    respond(talk, answer, JSON)
+    talk.client.take(rb'(?s)HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":7}')
+    assert (talk.record()["ai_api"], talk.record()["ai_backend_api"]) == ("AnthropicMessages", api)
+
+
+def test_a_count_of_what_has_no_form_is_estimated(converse: Start):
+    talk = converse(config(provider("a", "Gemini")))
+    document = {"type": "document", "source": {"type": "url", "url": "https://a.example/b.pdf"}}
+    body = {"model": "m", "messages": [{"role": "user", "content": [document]}]}
+    talk.client >> post(json.dumps(body).encode(), COUNT)
+    talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
+    talk.no_dial()
+
+
+def test_a_count_without_a_number_is_a_bad_answer(converse: Start):
+    talk = converse(config(provider("a", "Gemini")))
+    talk.client >> post(COUNTED.encode(), COUNT)
+    asked(talk, "a", b"POST")
+    talk.origin.take(b"(?s){.*}")
+    respond(talk, b"{}", JSON)
+    talk.client.take(rb"HTTP/1.1 502 ")
+
+
+def test_a_count_that_fails_is_estimated_by_the_next_endpoint(converse: Start):
+    group = m.failover("any", endpoint("a", 0, modelAlias="gemini-3-pro"), endpoint("b", 1, modelAlias="gpt"))
+    talk = converse(config(provider("a", "Gemini"), provider("b", "OpenAIChat"), group, to="any"))
+    talk.client >> post(COUNTED.encode(), COUNT)
+    assert asked(talk, "a", b"POST").startswith(b"POST /v1beta/models/gemini-3-pro:countTokens")
+    talk.origin.take(b"(?s){.*}")
+    respond(talk, b"{}", JSON, status=503)
+    talk.client.take(rb'(?s)HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
 
 
 def test_a_count_that_cannot_be_read_is_refused_in_the_shape_of_its_api(converse: Start):
@@ -933,3 +1002,131 @@ def test_retries_of_the_rule_are_translated_again(converse: Start):
         respond(talk, b"no", status=503)
     talk.client.take(rb"HTTP/1.1 503 .*?\r\n\r\n{no}")
     assert talk.record()["attempts"] == 3
+
+
+# --- APIs whose path has the model -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("body", "prefix", "path"),
+    [
+        (CHAT, "", b"/v1beta/models/gpt-5:generateContent"),
+        (STREAM, "", b"/v1beta/models/gpt-5:streamGenerateContent?alt=sse"),
+        (CHAT, "/v1/projects/p/locations/l/publishers/google",
+         b"/v1/projects/p/locations/l/publishers/google/models/gpt-5:generateContent"),
+    ],
+)  # fmt: skip
+def test_gemini_has_model_and_stream_in_its_path(converse: Start, body: bytes, prefix: str, path: bytes):
+    more = {"prefix": prefix} if prefix else {}
+    talk = converse(config(provider("a", "Gemini", **more)))
+    talk.client >> post(body, b"/v1/chat/completions?key=k", b"x-goog-api-key: k", b"x-goog-user-project: p")
+    head = asked(talk, "a", b"POST")
+    assert head.startswith(b"POST " + path + b" HTTP/1.1\r\n")
+    assert b"goog" not in head.lower().partition(b"\r\n")[2]
+
+
+def test_a_stream_of_bedrock_is_translated_event_by_event(converse: Start):
+    talk = converse(config(provider("a", "BedrockConverse")))
+    talk.client >> post(STREAM, b"/v1/chat/completions", b"x-amz-date: d", b"X-Amzn-Trace-Id: t")
+    head = asked(talk, "a", b"POST")
+    assert head.startswith(b"POST /model/gpt-5/converse-stream HTTP/1.1\r\n")
+    assert b"accept: application/vnd.amazon.eventstream\r\n" in head
+    assert b"x-amz" not in head.lower()
+    talk.origin.take(b"(?s){.*}")
+    talk.origin >> (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.amazon.eventstream\r\nx-amzn-RequestId: r1\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    said = talk.client.take(rb"(?s)HTTP/1.1 200 .*?\r\n\r\n")[0].lower()
+    assert b"content-type: text/event-stream\r\n" in said
+    assert b"x-request-id: r1\r\n" in said
+    for piece in (b"a", b"stop"):
+        more(talk, piece)
+        heard(talk, b"[" + piece + b"]")
+
+
+def test_gemini_is_asked_for_the_alias(converse: Start):
+    group = m.failover("any", endpoint("a", 0, modelAlias="gemini-3-pro"))
+    talk = converse(config(provider("a", "Gemini"), group, to="any"))
+    talk.client >> post(CHAT)
+    assert asked(talk, "a", b"POST").startswith(b"POST /v1beta/models/gemini-3-pro:generateContent HTTP/1.1\r\n")
+
+
+# --- Azure's paths ---------------------------------------------------------------------------------------------------
+DEPLOYED = b"/openai/deployments/mine/chat/completions?api-version=2023-05-15"
+AZURE = {"azureApiVersion": "2024-10-21"}
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "target"),
+    [
+        (b"/v1/chat/completions?a=b", AZURE, b"/openai/deployments/gpt-5/chat/completions?api-version=2024-10-21"),
+        (b"/v1/chat/completions", {**AZURE, "prefix": "/x/openai"},
+         b"/x/openai/deployments/gpt-5/chat/completions?api-version=2024-10-21"),
+        (DEPLOYED, AZURE, b"/openai/deployments/mine/chat/completions?api-version=2024-10-21"),
+        (DEPLOYED, {}, DEPLOYED),
+        (DEPLOYED, {"prefix": "/openai/v1"}, DEPLOYED),
+        (b"/v1/chat/completions", {"prefix": "/openai/v1"}, b"/openai/v1/chat/completions"),
+        (b"/v1/responses", AZURE, b"/openai/responses?api-version=2024-10-21"),
+    ],
+)  # fmt: skip
+def test_requests_that_are_not_translated_go_to_the_paths_of_azure(
+    converse: Start, path: bytes, more: dict[str, str], target: bytes
+):
+    talk = converse(config(provider("a", "OpenAIChat", "OpenAIResponses", **more)))
+    talk.client >> post(CHAT, path)
+    assert asked(talk, "a", b"POST").startswith(b"POST " + target + b" HTTP/1.1\r\n")
+
+
+def test_an_alias_names_the_deployment(converse: Start):
+    group = m.failover("any", endpoint("a", 0, modelAlias="ours"))
+    talk = converse(config(provider("a", "OpenAIChat", **AZURE), group, to="any"))
+    talk.client >> post(CHAT)
+    assert asked(talk, "a", b"POST").startswith(b"POST /openai/deployments/ours/chat/completions?api-version=")
+    assert b'"ours"' in talk.origin.take(b"(?s){.*}")[0]
+
+
+def test_clients_of_other_apis_are_translated_to_azure(converse: Start):
+    talk = converse(config(provider("a", "OpenAIChat", **AZURE)))
+    talk.client >> post(CHAT, b"/v1/messages", b"api-key: k")
+    head = asked(talk, "a", b"POST")
+    assert head.startswith(b"POST /openai/deployments/gpt-5/chat/completions?api-version=2024-10-21 HTTP/1.1\r\n")
+    assert b"api-key" not in head
+
+
+def test_clients_of_azure_are_translated_with_the_model_of_their_path(converse: Start):
+    talk = converse(config())
+    talk.client >> post(b'{"model": "another"}', DEPLOYED)
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb'(?s)POST /v1/messages HTTP.*"model": "mine"}')
+    respond(talk, b"hi", JSON)
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n")
+    assert talk.record()["ai_api"] == "OpenAIChat"
+
+
+@pytest.mark.parametrize("body", [b'{"messages": []}', b'{"model": "../x"}', b'{"model": "a/b"}'])
+def test_a_model_that_is_no_deployment_is_refused(converse: Start, body: bytes):
+    talk = converse(config(provider("a", "OpenAIChat", **AZURE)))
+    talk.client >> post(body)
+    assert b"`model`" in talk.client.take(rb"(?s)HTTP/1.1 400 .*?\r\n\r\n({.*}})")[1]
+    talk.no_dial()
+
+
+@pytest.mark.parametrize(
+    ("api", "kind", "event"),
+    [
+        ("Gemini", b"text/event-stream", b'data: {"error": {"code": 503, "message": "m"}}\n\n'),
+        ("BedrockConverse", b"application/vnd.amazon.eventstream",
+         aws_message({":message-type": "exception", ":exception-type": "throttlingException",
+                      ":content-type": "application/json"}, b'{"message": "m"}')),
+    ],
+)  # fmt: skip
+def test_a_stream_that_begins_with_an_error_leads_to_the_next_endpoint(
+    converse: Start, api: str, kind: bytes, event: bytes
+):
+    group = m.failover("any", endpoint("a", 0), endpoint("b", 1, modelAlias="claude"))
+    talk = converse(config(provider("a", api), provider("b", "AnthropicMessages"), group, to="any"))
+    talk.client >> post(STREAM)
+    asked(talk, "a", b"POST")
+    talk.origin.take(b"(?s){.*}")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    more(talk, event)
+    assert asked(talk, "b", b"POST").startswith(b"POST /v1/messages ")

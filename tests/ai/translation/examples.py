@@ -1,4 +1,4 @@
-"""Answers and streams of the three APIs, as their providers send them: one text, and one call of a tool."""
+"""Answers and streams of the APIs, as their providers send them: one text, and one call of a tool."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Any
 from hypothesis import strategies as st
 
 from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.apis.aws_event_stream import aws_message
 from egressproxy.ai.translation.apis import DEFAULT_PATHS
 from egressproxy.ai.translation.translator import ResponseTranslator, TranslatedRequest, translate_request
 from egressproxy.model.work import at_once
 
 CHAT, RESPONSES, ANTHROPIC = Api.OPENAI_CHAT, Api.OPENAI_RESPONSES, Api.ANTHROPIC
+GEMINI, BEDROCK = Api.GEMINI, Api.BEDROCK_CONVERSE
 PAIRS = [(source, target) for source in DEFAULT_PATHS for target in DEFAULT_PATHS if source is not target]
+#: Clients with providers, some of which are translated to and not from.
+TO_PROVIDERS = [*PAIRS, *((source, target) for source in DEFAULT_PATHS for target in (GEMINI, BEDROCK))]
+
+#: Of these the streams are server-sent events, and the answers tell an id and a model.
+TO_SSE = [pair for pair in TO_PROVIDERS if pair[1] is not BEDROCK]
 
 SMALLEST: dict[Api, dict[str, Any]] = {
     CHAT: {"model": "asked", "messages": [{"role": "user", "content": "Hello"}]},
@@ -126,6 +133,14 @@ ANTHROPIC_USAGE = {
     "output_tokens_details": {"thinking_tokens": 2},
     "service_tier": "standard",
 }
+BEDROCK_USAGE = {"inputTokens": 10, "cacheReadInputTokens": 20, "outputTokens": 7, "totalTokens": 37}
+GEMINI_USAGE = {
+    "promptTokenCount": 30,
+    "candidatesTokenCount": 5,
+    "thoughtsTokenCount": 2,
+    "cachedContentTokenCount": 20,
+    "totalTokenCount": 37,
+}
 
 #: "Hello there", then a call of `weather` with {"city": "Köln"}.
 ANSWERS: dict[Api, dict[str, Any]] = {
@@ -202,6 +217,44 @@ ANSWERS: dict[Api, dict[str, Any]] = {
         "stop_sequence": None,
         "usage": ANTHROPIC_USAGE,
     },
+    GEMINI: {
+        "candidates": [
+            {
+                "index": 0,
+                "finishReason": "STOP",
+                "content": {
+                    "role": "model",
+                    "parts": [
+                        {"text": "Hm", "thought": True},
+                        {"text": "Hello "},
+                        {"text": "there"},
+                        {
+                            "functionCall": {"id": "call_1", "name": "weather", "args": {"city": "Köln"}},
+                            "thoughtSignature": "c2ln",
+                        },
+                    ],
+                },
+            }
+        ],
+        "usageMetadata": GEMINI_USAGE,
+        "modelVersion": "served",
+        "responseId": "1",
+    },
+    BEDROCK: {
+        "output": {
+            "message": {
+                "role": "assistant",
+                "content": [
+                    {"reasoningContent": {"reasoningText": {"text": "Hm", "signature": "abc"}}},
+                    {"text": "Hello there"},
+                    {"toolUse": {"toolUseId": "call_1", "name": "weather", "input": {"city": "Köln"}}},
+                ],
+            }
+        },
+        "stopReason": "tool_use",
+        "usage": BEDROCK_USAGE,
+        "metrics": {"latencyMs": 1},
+    },
 }
 
 
@@ -227,6 +280,12 @@ def unnamed(*chunks: dict[str, Any]) -> bytes:
     return b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks)
 
 
+def converse(*events: tuple[str, dict[str, Any]]) -> bytes:
+    """Messages of an Amazon event stream."""
+    common = {":content-type": "application/json", ":message-type": "event"}
+    return b"".join(aws_message({":event-type": name, **common}, json.dumps(value).encode()) for name, value in events)
+
+
 def chat_chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta, "finish_reason": reason}
     return {
@@ -246,6 +305,13 @@ def _call(index: int, **call: Any) -> dict[str, Any]:
 
 def _numbered(*events: dict[str, Any]) -> bytes:
     return named(*({**event, "sequence_number": number} for number, event in enumerate(events)))
+
+
+def gemini_chunk(*parts: dict[str, Any], **ending: Any) -> dict[str, Any]:
+    """A chunk of a stream of Gemini's; `ending` are members of the candidate."""
+    candidate = {"index": 0, "content": {"role": "model", "parts": list(parts)}, **ending}
+    usage = {"promptTokenCount": 30, "totalTokenCount": 30}
+    return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "served", "responseId": "1"}
 
 
 _BEGUN = {**ANSWERS[RESPONSES], "status": "in_progress", "output": [], "usage": None}
@@ -346,6 +412,30 @@ STREAMS: dict[Api, bytes] = {
         },
         {"type": "message_stop"},
     ),
+    GEMINI: unnamed(
+        gemini_chunk({"text": "Hm", "thought": True}),
+        gemini_chunk({"text": "Hello "}),
+        gemini_chunk({"text": "there"}),
+        gemini_chunk({"functionCall": {"id": "call_1", "name": "weather", "args": {"city": "Köln"}}}),
+        {**gemini_chunk({"text": "", "thoughtSignature": "c2ln"}, finishReason="STOP"), "usageMetadata": GEMINI_USAGE},
+    ),
+    BEDROCK: converse(
+        ("messageStart", {"role": "assistant"}),
+        ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"reasoningContent": {"text": "Hm"}}}),
+        ("contentBlockStop", {"contentBlockIndex": 0}),
+        ("contentBlockDelta", {"contentBlockIndex": 1, "delta": {"text": "Hello "}}),
+        ("contentBlockDelta", {"contentBlockIndex": 1, "delta": {"text": "there"}}),
+        ("contentBlockStop", {"contentBlockIndex": 1}),
+        (
+            "contentBlockStart",
+            {"contentBlockIndex": 2, "start": {"toolUse": {"toolUseId": "call_1", "name": "weather"}}},
+        ),
+        ("contentBlockDelta", {"contentBlockIndex": 2, "delta": {"toolUse": {"input": '{"city":'}}}),
+        ("contentBlockDelta", {"contentBlockIndex": 2, "delta": {"toolUse": {"input": '"Köln"}'}}}),
+        ("contentBlockStop", {"contentBlockIndex": 2}),
+        ("messageStop", {"stopReason": "tool_use"}),
+        ("metadata", {"usage": BEDROCK_USAGE, "metrics": {"latencyMs": 1}}),
+    ),
 }
 
 #: Each API's error in a stream: too many requests.
@@ -362,6 +452,11 @@ ERROR_EVENTS = {
         }
     ),
     ANTHROPIC: named({"type": "error", "error": {"type": "rate_limit_error", "message": "too much"}}),
+    GEMINI: unnamed({"error": {"code": 429, "message": "too much", "status": "RESOURCE_EXHAUSTED"}}),
+    BEDROCK: aws_message(
+        {":exception-type": "throttlingException", ":content-type": "application/json", ":message-type": "exception"},
+        b'{"message": "too much"}',
+    ),
 }
 
 

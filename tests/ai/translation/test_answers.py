@@ -17,12 +17,17 @@ from egressproxy.model.work import at_once
 from tests.ai.translation.examples import (
     ANSWERS,
     ANTHROPIC,
+    BEDROCK,
     CHAT,
-    PAIRS,
+    GEMINI,
     RESPONSES,
     STREAMS,
+    TO_PROVIDERS,
+    TO_SSE,
     chat_chunk,
+    converse,
     events,
+    gemini_chunk,
     junk,
     named,
     places,
@@ -33,7 +38,7 @@ from tests.ai.translation.examples import (
 )
 from tests.support.properties import examples
 
-IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), PAIRS)
+IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), TO_PROVIDERS)
 
 
 def answer(api: Api, ending: dict[str, Any], text: str | None = "so") -> dict[str, Any]:
@@ -44,6 +49,10 @@ def answer(api: Api, ending: dict[str, Any], text: str | None = "so") -> dict[st
         made["choices"][0] = {"index": 0, "message": message, **ending}
     elif api is ANTHROPIC:
         made |= {"content": [{"type": "text", "text": text}] if text else [], **ending}
+    elif api is GEMINI:
+        made["candidates"] = [{"content": {"parts": [{"text": text}] if text else []}, **ending}]
+    elif api is BEDROCK:
+        made |= {"output": {"message": {"content": [{"text": text}] if text else []}}, **ending}
     else:
         parts = [{"type": "output_text", "text": text, "annotations": []}] if text else []
         parts += ending.pop("parts", [])
@@ -60,6 +69,8 @@ def ending_of(api: Api, told: dict[str, Any]) -> Any:
     return told["status"] if told["status"] == "completed" else told["incomplete_details"]["reason"]
 
 
+BEGUN: tuple[str, dict[str, Any]] = ("messageStart", {"role": "assistant"})
+SAYING: tuple[str, dict[str, Any]] = ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": "so"}})
 ENDINGS: dict[Api, dict[str, dict[str, Any]]] = {
     CHAT: {
         "end": {"finish_reason": "stop"},
@@ -75,6 +86,16 @@ ENDINGS: dict[Api, dict[str, dict[str, Any]]] = {
         "end": {"stop_reason": "end_turn"},
         "length": {"stop_reason": "max_tokens"},
         "filtered": {"stop_reason": "refusal"},
+    },
+    GEMINI: {
+        "end": {"finishReason": "STOP"},
+        "length": {"finishReason": "MAX_TOKENS"},
+        "filtered": {"finishReason": "SAFETY"},
+    },
+    BEDROCK: {
+        "end": {"stopReason": "end_turn"},
+        "length": {"stopReason": "max_tokens"},
+        "filtered": {"stopReason": "guardrail_intervened"},
     },
 }
 WORDS = {
@@ -102,6 +123,10 @@ def test_a_stream_ends_for_the_same_reason(source: Api, target: Api, ending: str
         stream = STREAMS[target].replace(
             b'"stop_reason": "tool_use"', b'"stop_reason": "%s"' % more["stop_reason"].encode()
         )
+    elif target is GEMINI:
+        stream = unnamed(gemini_chunk({"text": "so"}), gemini_chunk(**more))
+    elif target is BEDROCK:
+        stream = converse(BEGUN, SAYING, ("messageStop", more), ("metadata", {}))
     else:
         blocks = STREAMS[target].split(b"\n\n")
         last = {"type": "response.incomplete", "response": {**ANSWERS[RESPONSES], **more}}
@@ -141,10 +166,15 @@ REFUSALS = {
         },
         None,
     ),
+    GEMINI: {"promptFeedback": {"blockReason": "OTHER", "blockReasonMessage": "no, sorry"}},
 }
 
 
-@IN_EACH_PAIR
+#: Bedrock has no place for one.
+WITH_REFUSALS = pytest.mark.parametrize(("source", "target"), TO_SSE)
+
+
+@WITH_REFUSALS
 def test_a_refusal_is_told_in_the_place_that_each_api_has(source: Api, target: Api):
     told = whole(source, target, REFUSALS[target])[1]
     if source is CHAT:
@@ -173,10 +203,11 @@ REFUSING_STREAMS = {
         {"type": "message_delta", "delta": REFUSALS[ANTHROPIC], "usage": {"output_tokens": 3}},
         {"type": "message_stop"},
     ),
+    GEMINI: unnamed(REFUSALS[GEMINI]),
 }
 
 
-@IN_EACH_PAIR
+@WITH_REFUSALS
 def test_a_refusal_in_a_stream_is_told_in_the_place_that_each_api_has(source: Api, target: Api):
     told = events(streamed(source, target, [REFUSING_STREAMS[target]]))
     if source is CHAT:
@@ -277,6 +308,19 @@ NO_FORM: list[tuple[Api, dict[str, Any], str]] = [
     (ANTHROPIC, answer(ANTHROPIC, {"stop_reason": None}), "stop_reason"),
     (ANTHROPIC, {**ANSWERS[ANTHROPIC], "content": [{"type": "server_tool_use"}]}, "server_tool_use"),
     (ANTHROPIC, {**ANSWERS[ANTHROPIC], "usage": {"input_tokens": "many"}}, "input_tokens"),
+    (BEDROCK, {"output": {}}, "stopReason"),
+    (BEDROCK, answer(BEDROCK, {"stopReason": "malformed_tool_use"}), "broken off"),
+    (BEDROCK, {"output": {"message": {"content": [{"video": {}}]}}}, "video"),
+    (BEDROCK, {"output": {"message": {"content": [{"toolUse": {"type": "server_tool_use"}}]}}}, "type"),
+    (BEDROCK, {**ANSWERS[BEDROCK], "usage": {"inputTokens": "many"}}, "inputTokens"),
+    (GEMINI, {}, "no candidate"),
+    (GEMINI, {"candidates": [{}, {}]}, "2 candidates"),
+    (GEMINI, answer(GEMINI, {}), "finishReason"),
+    (GEMINI, answer(GEMINI, {"finishReason": "MALFORMED_FUNCTION_CALL", "finishMessage": "f("}), "broken off"),
+    (GEMINI, {"candidates": [{"content": {"parts": [{"inlineData": {}}]}}]}, "inlineData"),
+    (GEMINI, {"candidates": [{"content": {"parts": [{"functionCall": {"name": "f", "willContinue": True}}]}}]},
+     "willContinue"),
+    (GEMINI, {**ANSWERS[GEMINI], "usageMetadata": {"promptTokenCount": "many"}}, "promptTokenCount"),
 ]  # fmt: skip
 
 
@@ -326,6 +370,19 @@ BROKEN: list[tuple[Api, bytes, str]] = [
     (ANTHROPIC, named(START, {**BLOCK, "content_block": {"type": "server_tool_use"}}), "server_tool_use"),
     (ANTHROPIC, named(START, BLOCK, {"type": "content_block_delta", "index": 1, "delta": {}}), "not open"),
     (ANTHROPIC, named(START, BLOCK, {"type": "content_block_delta", "index": 0, "delta": {"type": "new"}}), "'new'"),
+    (GEMINI, unnamed(gemini_chunk({"text": "so"})), "before the answer was complete"),
+    (GEMINI, unnamed(gemini_chunk({"text": "so"}), gemini_chunk(finishReason="OTHER")), "broken off"),
+    (GEMINI, unnamed(gemini_chunk({"executableCode": {"code": "1"}})), "executableCode"),
+    (GEMINI, b"data: []\n\n", "not an object"),
+    (BEDROCK, converse(SAYING), "does not begin"),
+    (BEDROCK, converse(BEGUN, BEGUN), "begins twice"),
+    (BEDROCK, converse(BEGUN, SAYING, ("metadata", {})), "before the answer was complete"),
+    (BEDROCK, converse(BEGUN, SAYING)[:-3], "within an event"),
+    (BEDROCK, converse(BEGUN) + converse(SAYING).replace(b"so", b"no"), "wrong checksum"),
+    (BEDROCK, converse(BEGUN) + b"\xff" * 16, "wrong checksum"),
+    (BEDROCK, converse(BEGUN, ("contentBlockDelta", {"delta": {"toolUse": {"input": "{}"}}})), "not open"),
+    (BEDROCK, converse(BEGUN, ("contentBlockDelta", {"delta": {"image": {}}})), "image"),
+    (BEDROCK, converse(BEGUN, ("contentBlockStart", {"start": {"toolResult": {}}})), "toolResult"),
 ]  # fmt: skip
 
 
@@ -354,7 +411,7 @@ def test_whatever_stands_in_an_answer_the_client_gets_json(source: Api, target: 
     assert whole(source, target, body)[0] in (200, 502)
 
 
-@IN_EACH_PAIR
+@pytest.mark.parametrize(("source", "target"), TO_SSE)
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_whatever_stands_in_a_stream_the_client_gets_events(source: Api, target: Api, data: st.DataObject):
@@ -514,3 +571,54 @@ def test_citations_are_left_out_and_the_text_stays():
     cited = {"type": "content_block_delta", "index": 0, "delta": {"type": "citations_delta", "citation": {}}}
     told = streamed(CHAT, ANTHROPIC, [named(START, BLOCK, cited)])
     assert b"citations" not in told
+
+
+def test_a_prompt_that_gemini_has_blocked_is_declined():
+    blocked = {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 3}}
+    told = whole(CHAT, GEMINI, blocked)[1]
+    assert told["choices"][0]["finish_reason"] == "content_filter"
+    assert told["choices"][0]["message"]["refusal"] == "The prompt was blocked: SAFETY."
+    assert told["usage"]["prompt_tokens"] == 3
+    last = events(streamed(ANTHROPIC, GEMINI, [unnamed(blocked)]))[-2]
+    assert last["delta"]["stop_details"]["explanation"] == "The prompt was blocked: SAFETY."
+
+
+def test_gemini_may_leave_out_ids_and_arguments_of_calls():
+    parts = [{"functionCall": {"name": "f"}}, {"functionCall": {"name": "f", "args": {"a": 1}}}]
+    body = {"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}]}
+    calls = whole(CHAT, GEMINI, body)[1]["choices"][0]["message"]["tool_calls"]
+    assert [call["function"]["arguments"] for call in calls] == ["{}", '{"a":1}']
+    assert len({call["id"] for call in calls}) == 2
+    blocks = whole(ANTHROPIC, GEMINI, body)[1]["content"]
+    assert [block["input"] for block in blocks] == [{}, {"a": 1}]
+
+
+def test_an_error_of_google_may_stand_in_an_array():
+    body = json.dumps([{"error": {"code": 429, "message": "slower", "status": "RESOURCE_EXHAUSTED"}}]).encode()
+    assert whole(ANTHROPIC, GEMINI, body, 429)[1]["error"] == {"type": "rate_limit_error", "message": "slower"}
+
+
+def test_a_call_of_bedrock_without_arguments_has_an_empty_object():
+    start = ("contentBlockStart", {"contentBlockIndex": 0, "start": {"toolUse": {"toolUseId": "c", "name": "f"}}})
+    stream = converse(
+        BEGUN, start, ("contentBlockStop", {"contentBlockIndex": 0}), ("messageStop", {"stopReason": "tool_use"})
+    )
+    told = events(streamed(CHAT, BEDROCK, [stream]))
+    assert [
+        call["function"]["arguments"] for chunk in told for call in chunk["choices"][0]["delta"].get("tool_calls", ())
+    ] == [
+        "",
+        "{}",
+    ]
+    assert told[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_cited_text_of_bedrock_is_text():
+    cited = {"citationsContent": {"content": [{"text": "so"}], "citations": []}}
+    body = {"output": {"message": {"content": [cited]}}, "stopReason": "end_turn"}
+    assert whole(CHAT, BEDROCK, body)[1]["choices"][0]["message"]["content"] == "so"
+
+
+def test_an_error_of_bedrock_is_a_message_alone():
+    body = b'{"message": "slower"}'
+    assert whole(ANTHROPIC, BEDROCK, body, 429)[1]["error"] == {"type": "rate_limit_error", "message": "slower"}

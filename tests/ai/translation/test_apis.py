@@ -33,7 +33,7 @@ from egressproxy.ai.translation.apis import (
         (b"/responses", Api.OPENAI_RESPONSES),
         (b"/messages", None),
         (b"/xv1/messages", None),
-        (b"/openai/deployments/mine/chat/completions", None),
+        (b"/openai/deployments/mine/chat/completions?api-version=2024-10-21", Api.OPENAI_CHAT),
         (b"/v1/projects/p/publishers/anthropic/models/c:rawPredict", None),
         (b"/v1beta/models/gemini-x:generateContent", None),
         (b"/v1/completions", None),

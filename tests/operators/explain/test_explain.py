@@ -885,6 +885,29 @@ def test_what_becomes_of_a_request_to_a_provider_is_told():
     assert found["backends"][1]["ai"]["becomes"].startswith("AnthropicMessages goes as it is, asks for")
 
 
+@pytest.mark.parametrize(
+    ("ai", "path", "said"),
+    [
+        ({"apis": ["Gemini"]}, "/v1/messages",
+         "AnthropicMessages is translated to Gemini (POST /v1beta/models/MODEL:generateContent)"),
+        ({"apis": ["BedrockConverse"]}, "/v1/messages/count_tokens",
+         "a count of tokens is translated to BedrockConverse (POST /model/MODEL/count-tokens)"),
+        ({"apis": ["OpenAIChat"]}, "/v1/messages/count_tokens", "a count of tokens is estimated by the gateway"),
+        ({"apis": ["OpenAIChat"], "azureApiVersion": "2024-10-21"}, "/v1/chat/completions",
+         "OpenAIChat goes as it is (POST /openai/deployments/MODEL/chat/completions?api-version=2024-10-21)"),
+    ],
+)  # fmt: skip
+def test_where_a_request_to_a_provider_goes_is_told(ai: dict[str, Any], path: str, said: str):
+    objects = [
+        m.gateway(m.http_listener(8080)),
+        m.backend("a", "a.example", 80),
+        m.http_route("route", m.prefix_rule("/", "a")),
+    ]
+    objects[1]["spec"]["destination"]["ports"][0]["protocolOptions"] = {"ai": ai}
+    found = ask(objects, "POST", f"http://x:8080{path}", dns="false")
+    assert found["backends"][0]["ai"]["becomes"] == said
+
+
 def test_a_call_of_grpc():
     spec = {
         "parentRefs": [{"name": "gw"}], "hostnames": ["api.example"],

@@ -1,4 +1,4 @@
-"""CloudProvider: as Provider, for one turn in the APIs of Gemini (generateContent) and Bedrock (Converse).
+"""CloudProvider: as Provider, in the APIs of Gemini (generateContent) and Bedrock (Converse).
 
 Source: the references of the Gemini API (GenerateContentResponse) and of the Bedrock runtime (Converse and
 ConverseStream).
@@ -20,9 +20,10 @@ Value = dict[str, Any]
 
 @dataclass(slots=True, repr=False)
 class CloudProvider:
-    """What it got stands in `requests`."""
+    """What it got stands in `requests`, and as it came, target and body, in `raw`."""
 
     requests: list[Got] = field(default_factory=list)
+    raw: list[tuple[str, bytes]] = field(default_factory=list)
 
     def routes(self) -> list[web.AbstractRouteDef]:
         return [
@@ -34,13 +35,24 @@ class CloudProvider:
         asked: Value = await request.json()
         fields = {name.lower(): value for name, value in request.headers.items()}
         self.requests.append(Got(request.path, fields, asked))
+        self.raw.append((request.raw_path, await request.read()))
         return asked
 
     async def _gemini(self, request: web.Request) -> web.StreamResponse:
         asked = await self._begin(request)
-        *_, user = (part["text"] for content in asked["contents"] for part in content["parts"] if "text" in part)
+        if request.match_info["verb"] == "countTokens":
+            return web.json_response({"totalTokens": len(asked["generateContentRequest"]["contents"])})
+        parts = [part for content in asked["contents"] for part in content["parts"]]
+        *_, user = (part["text"] for part in parts if "text" in part)
+        called = {
+            part["functionCall"]["id"]: f"call_{part['functionCall']['args']['city']}"
+            for part in parts
+            if "id" in part.get("functionCall", {})
+        }
+        answered = [part["functionResponse"] for part in parts if "id" in part.get("functionResponse", {})]
+        results = [(called[each["id"]], each["response"]["output"]) for each in answered]
         stream = request.match_info["verb"] == "streamGenerateContent"
-        turn = next_turn({**asked, "model": request.match_info["model"], "stream": stream}, user, [])
+        turn = next_turn({**asked, "model": request.match_info["model"], "stream": stream}, user, results)
         said = [{"text": word} for word in turn.words]
         said += [{"functionCall": {"name": "weather", "args": {"city": city}}} for _, city in turn.calls]
         usage = {
@@ -64,11 +76,15 @@ class CloudProvider:
 
     async def _bedrock(self, request: web.Request) -> web.StreamResponse:
         asked = await self._begin(request)
+        if request.match_info["verb"] == "count-tokens":
+            return web.json_response({"inputTokens": len(asked["input"]["converse"]["messages"])})
         blocks = [block for message in asked["messages"] for block in message["content"]]
         user = next(block["text"] for block in reversed(blocks) if "text" in block)
         stream = request.match_info["verb"] == "converse-stream"
         tools = (asked.get("toolConfig") or {}).get("tools")
-        turn = next_turn({"model": request.match_info["model"], "tools": tools, "stream": stream}, user, [])
+        answered = [block["toolResult"] for block in blocks if "toolResult" in block]
+        results = [(each["toolUseId"], each["content"][0]["text"]) for each in answered]
+        turn = next_turn({"model": request.match_info["model"], "tools": tools, "stream": stream}, user, results)
         usage = {"inputTokens": INPUT, "outputTokens": OUTPUT, "totalTokens": INPUT + OUTPUT}
         reason = "tool_use" if turn.calls else "end_turn"
         if not stream:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai.translation.anthropic.request_reader import IMAGE_TYPES
-from egressproxy.ai.translation.content import only_texts, without_none
+from egressproxy.ai.translation.content import arguments_object, check_arguments, only_texts, without_none
 from egressproxy.ai.translation.conversation import (
     ContentPart,
     Conversation,
@@ -23,7 +23,6 @@ from egressproxy.ai.translation.conversation import (
 )
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.ai.translation.tuning import Losses
-from egressproxy.model.strict_json import Unreadable, are_too_many, loads_strictly
 from egressproxy.model.work import Work
 
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
@@ -60,11 +59,7 @@ def _drop_or_refuse(conversation: Conversation) -> None:
     """Drop settings that Anthropic does not have, if allowed. Raises Untranslatable for others, and for arguments that
     take too long to read.
     """
-    calls = [part for turn in conversation.turns for part in turn.parts if type(part) is ToolCall]
-    if are_too_many(call.arguments for call in calls):
-        longest = max(calls, key=lambda call: len(call.arguments))
-        raise Untranslatable(longest.where, "cannot be translated: the arguments have too many parts to be read here")
-
+    check_arguments(conversation)
     refuse = conversation.drop_or_refuse
     if conversation.temperature is not None and conversation.temperature > 1:
         refuse("temperature", "must not be above 1: Anthropic's scale ends there")
@@ -133,7 +128,7 @@ def _block(part: ContentPart, turn: Turn, losses: Losses) -> dict[str, Any]:
             block["content"] = _shortest(content)
         return block
     if type(part) is ToolCall:
-        return {"type": "tool_use", "id": part.id, "name": part.name, "input": _arguments(part)}
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments_object(part)}
     if type(part) is RefusalText:  # text of the model
         return {"type": "text", "text": part.text}
     if turn.role is not Role.USER:
@@ -151,17 +146,6 @@ def _image(part: ContentPart, losses: Losses) -> dict[str, Any]:
     if part.media_type not in IMAGE_TYPES:
         raise Untranslatable(part.where, f"cannot be translated: Anthropic takes {', '.join(IMAGE_TYPES)}")
     return {"type": "image", "source": {"type": "base64", "media_type": part.media_type, "data": part.data}}
-
-
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    """Arguments are an object here. The empty string is what some models write for none."""
-    try:
-        arguments = loads_strictly(call.arguments) if call.arguments else {}
-    except Unreadable as error:
-        raise Untranslatable(call.where, f"cannot be translated to an object: {error}") from None
-    if type(arguments) is not dict:
-        raise Untranslatable(call.where, "cannot be translated: it is no JSON object")
-    return arguments
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

@@ -256,7 +256,8 @@ def ai_options(spec: DestinationSpec, form: PortForm) -> AiIR | None:
         ai = port.protocol_options.ai if port.protocol_options is not None else None
         if port.value == form.number and ai is not None and form.protocol not in _WITHOUT_AI:
             prefix = ai.prefix.rstrip("/") if ai.prefix and _PATH.fullmatch(ai.prefix) else ""
-            return AiIR(ai.apis, prefix, ai.untranslatable == "Drop", ai.max_body_bytes)
+            drops = ai.untranslatable == "Drop"
+            return AiIR(ai.apis, prefix, drops, ai.max_body_bytes, ai.azure_api_version or "")
     return None
 
 

@@ -248,6 +248,8 @@ def test_the_apis_of_a_provider_and_where_they_are():
     assert served(host(form("HTTP2", "{apis: [OpenAIChat], prefix: /openai/v1/}"))).ai == AiIR(
         ("OpenAIChat",), "/openai/v1"
     )
+    azure = served(host(form("HTTP", "{apis: [OpenAIChat], azureApiVersion: 2024-10-21}"))).ai
+    assert azure == AiIR(("OpenAIChat",), azure_api_version="2024-10-21")
     told = conditions("Accepted", host(form("HTTP", "{apis: [AnthropicMessages, OpenAIChat], prefix: /x/v1}")))[2]
     assert "a.example:443 (HTTP, TLS Simple, AnthropicMessages and OpenAIChat at /x/v1)" in told
     odd = host(form("HTTP", "{apis: [OpenAIChat], prefix: openai}"))
@@ -260,7 +262,13 @@ def test_the_apis_of_a_provider_and_where_they_are():
 
 
 @pytest.mark.parametrize(
-    ("written", "told"), [("[OpenAIChat, OpenAIChat]", "more than once"), ("[]", "apis"), ("[Gemini]", "OpenAIChat")]
+    ("written", "told"),
+    [
+        ("[OpenAIChat, OpenAIChat]", "more than once"),
+        ("[]", "apis"),
+        ("[Other]", "OpenAIChat"),
+        ("[Gemini], azureApiVersion: 2024-10-21", "azureApiVersion needs OpenAIChat"),
+    ],
 )
 def test_apis_that_are_none_are_refused(written: str, told: str):
     text = host(f", ports: [{{number: 443, protocolOptions: {{ai: {{apis: {written}}}}}}}]")
