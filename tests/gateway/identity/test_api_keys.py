@@ -10,7 +10,7 @@ import pytest
 
 from egressproxy.gateway.identity import authenticator
 from egressproxy.gateway.listeners import transparent_connection
-from egressproxy.identity.api_keys import new_key, new_record
+from egressproxy.identity.api_keys import new_record
 from egressproxy.model.authority import parse_authority
 from egressproxy.model.forwarded_identity import ForwardedIdentity, sign
 from egressproxy.model.secret import SecretBytes
@@ -27,7 +27,8 @@ from tests.operators.approval.test_approval_hold import TYPE, decide
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 
-KEY, OTHER, FREE = new_key(), new_key(), new_key()
+# Not random: parameters of tests have them.
+KEY, OTHER, FREE = (f"egk_{letter * 43}" for letter in "abc")
 IDENTITY = {"apiKeys": {"secretRefs": [{"name": "keys"}]}}
 REVERSE_GET = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
 
