@@ -44,6 +44,9 @@ def stages() -> Iterator[Stage]:
     yield whole("TokenMeter: request and answer", "TokenMeter", prices=[{"models": ["*"], "input": 1, "output": 2}])
     yield whole("ResponsePolicy: an answer, two expressions", "ResponsePolicy", deny=DENY)
     yield whole("ToolPolicy: request and answer", "ToolPolicy", tools={"deny": [{"names": ["shell*"]}]})
+    yield whole("AccessPolicy: a request, the second of two rules", "AccessPolicy", rules=[
+        {"name": "a", "hosts": ["b.test"]}, {"name": "b", "methods": ["POST"]},
+    ])  # fmt: skip
     yield whole("Cache: a request that is not known, and its answer", "Cache", shareAnonymous=True)
     yield events("TokenMeter: an event", "TokenMeter")
     yield events("ResponsePolicy: an event, two expressions", "ResponsePolicy", deny=DENY)

@@ -62,6 +62,9 @@ def stages() -> Iterator[Stage]:
     yield placed("UrlRewrite: host and prefix", "UrlRewrite", hostname="b", path=prefix)
     yield placed("Cors: no preflight", "Cors", allowOrigins=["https://app.test"], allowMethods=["GET"])
     yield placed("CanaryKeys: one key in the head", "CanaryKeys", secretRefs=[REFERENCE["secretRef"]])
+    pins = [{"name": "a", "hash": "sha256:" + 64 * "0"}]
+    yield placed("ToolPins: a request that is none of MCP", "ToolPins", "backend-request", tools=pins)
+    yield placed("DirectResponse", "DirectResponse", statusCode=410)
     yield placed("RequestRedirect", "RequestRedirect", scheme="https")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "own.py").write_text(OWN_FILTER)
