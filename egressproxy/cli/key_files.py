@@ -66,8 +66,14 @@ def add_entry(path: Path, secret: str, entry: str, record: str) -> None:
     there is no file; or into a folder. Raises KeyFileError, OSError.
     """
     if path.is_dir():
+        manifest = next((each for each in sorted(path.iterdir()) if each.suffix in _SUFFIXES), None)
+        if manifest is not None:
+            # `run --config` reads manifests alone: it would not see a file without their suffix.
+            raise KeyFileError(f"{path} is a folder of manifests: name the one that gets the key, such as {manifest}")
         _write(path / entry, record)
         return
+    if not path.parent.is_dir():
+        raise KeyFileError(f"{path}: there is no folder {path.parent}: make it first")
     if not path.exists():
         _write(path, new_manifest(secret if "/" in secret else f"default/{secret}", entry, record))
         return

@@ -141,6 +141,23 @@ def test_a_folder_has_a_file_for_each_entry(tmp_path: Path):
     assert list(folder.iterdir()) == []
 
 
+def test_a_folder_of_manifests_gets_no_file_that_nobody_reads(tmp_path: Path):
+    (tmp_path / "keys.yaml").write_text(FILE)
+    refused = keys("new", "--name", "ci", "--secret-file", tmp_path)
+    assert refused.exit_code == 1
+    assert f"name the one that gets the key, such as {tmp_path / 'keys.yaml'}" in refused.output
+    assert "egk_" not in refused.output
+    assert [each.name for each in tmp_path.iterdir()] == ["keys.yaml"]
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path):
+    refused = keys("new", "--name", "ci", "--secret-file", tmp_path / "missing" / "keys.yaml")
+    assert refused.exit_code == 1
+    assert refused.output == (
+        f"Error: {tmp_path / 'missing' / 'keys.yaml'}: there is no folder {tmp_path / 'missing'}: make it first\n"
+    )
+
+
 def test_a_new_file_is_made(tmp_path: Path):
     file = tmp_path / "keys.yaml"
     assert keys("new", "--name", "ci", "--secret", "egress/keys", "--secret-file", file).exit_code == 0
