@@ -196,5 +196,6 @@ class ConnectionIR:
 
     @property
     def is_per_identity(self) -> bool:
-        """Whether a connection serves one client identity alone, since each has its own source."""
-        return self.source_address is not None and bool(self.source_address.pool)
+        """Whether a connection serves one client identity alone, since each has its own source, here or at a parent."""
+        sources = (self.source_address, *(each.source_address for each in self.backend.parents()))
+        return any(each is not None and each.pool for each in sources)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from egressproxy.filters import Exchange, Filter
+from tests.ai.mcp.test_filters import mcp, post
 from tests.envoy.ext_authz.test_filter import auth
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK
@@ -123,6 +124,20 @@ def test_the_body_that_the_server_was_shown_goes_to_the_backend(converse_on: Sta
     talk.origin.take(rb"POST /x .*?\r\n\r\nhello")
     talk.origin >> OK
     talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\nhi")
+
+
+def test_filters_of_rules_still_see_the_body_that_the_server_was_shown(converse_on: Start):
+    gateway = m.gateway(m.http_listener(8080, httpFilters=[auth(forward=1000)]))
+    talk = converse_on([gateway, m.policy(), AUTH, mcp(), m.http_route("route", m.prefix_rule("/", "a"))])
+    talk.client >> post()
+    talk.dialled("auth.example", 9000)
+    talk.origin.take(rb"(?s)POST .*?\r\n\r\n\{.*\}")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"(?s)POST .*?\r\n\r\n\{.*\}")
+    talk.origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\nhi")
+    assert any("mcp" in field for field in talk.record())
 
 
 def test_each_listener_of_a_port_has_its_own(converse: Start):

@@ -264,6 +264,8 @@ class ToolPins:
         self._deviating: KeyedCounters = (
             KeyedCounters(MAX_TOOLS) if context.keyed is None else context.keyed(SHARED, SHARED_KEYS).of_limit(identity)
         )
+        #: Deviating tools, as backend and name, for which the table has no room: this worker alone knows them.
+        self._unkept: set[tuple[str, str]] = set()
         self._found = context.meter.counter(
             "egress_tool_pins", "Tools that deviate from their pins, or are suspicious.", ("kind", "action")
         )
@@ -343,7 +345,8 @@ class ToolPins:
 
     def _deviates(self, reason: str, kind: str, backend: str, name: str, why: str, hash_: str) -> bool:
         """Tell of a tool that deviates. Returns whether it is shown all the same."""
-        self._mark(backend, name, deviates=True)
+        if self._pins_of(backend, name) is not None:  # others are refused anyway: a server cannot fill the table
+            self._mark(backend, name, deviates=True)
         self._found.add(1, kind, "withheld" if self._enforces else "reported")
         if self._is_news(backend, name, f"{kind} {hash_}"):
             outcome = "it is taken out of lists, and its calls are refused" if self._enforces else "mode is Report"
@@ -380,11 +383,17 @@ class ToolPins:
         table, now = self._deviating, monotonic()
         if not deviates and not self._is_marked(backend, name):
             return
+        self._unkept.discard((backend, name))
         with table.lock:
             at = table.find(table.key(f"{backend}\0{name}".encode("utf-8", "replace")), now)
-            table.cells[at], table.cells[at + 1] = now + _YEARS, float(deviates)
+            if not table.is_shared_entry(at):
+                table.cells[at], table.cells[at + 1] = (now + _YEARS, 1.0) if deviates else (0.0, 0.0)
+            elif deviates:
+                self._unkept.add((backend, name))
 
     def _is_marked(self, backend: str, name: str) -> bool:
+        if (backend, name) in self._unkept:
+            return True
         table = self._deviating
         key = table.key(f"{backend}\0{name}".encode("utf-8", "replace"))
         return table.peek(key, monotonic())[1] > 0
@@ -428,6 +437,9 @@ class LearnedPins:
         """Keep definitions, but for those that another worker has learned; `ends`: nothing more is learned. Raises
         OSError, ValueError.
         """
+        definitions, known = list(definitions), self.tools(backend)
+        if not ends and (len(known) >= MAX_TOOLS or all(each.name in known for each in definitions)):
+            return  # a list without an end must not cost a write for each of its pages
         lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -60,7 +60,7 @@ _COUNT_TOKENS: Final = b"/v1/messages/count_tokens"
 #: Fields of requests and answers that mean something to one provider: credentials, accounts, versions, limits, ids.
 _OF_ONE_API = re.compile(
     rb"(?:authorization|api-key|x-api-key|idempotency-key|request-id|x-request-id|x-client-request-id|cf-ray"
-    rb"|(?:anthropic|openai|azureml|apim|x-amz|x-amzn|x-ms|x-goog|x-gemini|x-openai|x-anthropic|x-stainless|x-ratelimit|x-codex)-.*)\Z",
+    rb"|(?:anthropic|openai|azureml|apim|ocp-apim|x-amz|x-amzn|x-ms|x-goog|x-gemini|x-openai|x-anthropic|x-stainless|x-ratelimit|x-codex)-.*)\Z",
     re.IGNORECASE,
 )
 _OF_THE_BODY = re.compile(

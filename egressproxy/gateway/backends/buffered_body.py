@@ -84,6 +84,8 @@ class BufferedRequest:
 
     async def peek(self, limit: int) -> bytes:
         """The first `limit` bytes of the body, or all, which stay a part of it. For a task, as `take_body`."""
+        if self.body is not None:
+            return self.body[:limit]
         await self._read_on(limit)
         return self._parts.joined()[:limit]
 

@@ -82,7 +82,7 @@ class Cluster:
         self._max_requests = spec.kept.max_requests
         self._partition: Partition | None = None
         if spec.is_per_identity:
-            self._partition = identity_of
+            self._partition = _identity_of_tenant if spec.kept.is_per_tenant else identity_of
         elif spec.kept.is_per_tenant:
             self._partition = tenant_of_client
         # A parent is asked in HTTP/1.
@@ -477,6 +477,11 @@ class Cluster:
     def waiting(self) -> int:
         """Exchanges that wait for a connection, to the backend or its parent, for metrics."""
         return sum(hop.targets.waiting for hop in self.all_hops())
+
+
+def _identity_of_tenant(exchange: Exchange) -> str:
+    """The identity, which may have the same name in another tenant."""
+    return f"{tenant_of_client(exchange)} {identity_of(exchange)}"
 
 
 def _parent_selector(spec: ConnectionIR, network: Network) -> ParentSelector[Cluster]:

@@ -5,14 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from egressproxy.ai.filters.tool_pins import Definition, LearnedPins, ListedTools, differences
+from egressproxy.ai.filters.tool_pins import (
+    Definition,
+    LearnedPins,
+    ListedTools,
+    ToolPin,
+    ToolPins,
+    ToolPinsConfig,
+    differences,
+)
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.filters.testing import FilterBuildError
 from egressproxy.model.work import at_once
+from egressproxy.net.keyed_counters import KeyedCounters
 from tests.ai.mcp.test_filters import mcp, post, refused
 from tests.gateway.conftest import Start
 from tests.support import manifests as m
@@ -290,3 +301,49 @@ def test_a_file_of_something_else_closes_the_place(converse: Start, tmp_path: Pa
     talk.dialled("a.example", 80)
     status, said = refused(talk)
     assert (status, said["error"]["data"]["reason"]) == (503, "filter_unusable")
+
+
+def pins_of(config: ToolPinsConfig, table: KeyedCounters) -> ToolPins:
+    keyed = SimpleNamespace(of_limit=lambda _: table)
+    meter = SimpleNamespace(counter=lambda *_: SimpleNamespace(add=lambda *_: None))
+    notices = SimpleNamespace(warning=lambda *_: None, normal=lambda *_: None)
+    context: Any = SimpleNamespace(notices=notices, scope="s", name="n", meter=meter, keyed=lambda *_: keyed)
+    return ToolPins(config, context)
+
+
+def test_a_server_cannot_fill_the_table_that_limits_share_with_names():
+    table = KeyedCounters(64)
+    pins = pins_of(ToolPinsConfig(tools=(ToolPin("search", hash_of(SEARCH)),)), table)
+    for number in range(500):
+        assert not at_once(pins.judging({"name": f"tool-{number}"}, "n/a", None))
+    assert table.crowded == 0
+    assert not any(table.cells)
+    assert not at_once(pins.judging({**SEARCH, "title": "Find"}, "n/a", None))
+    assert pins.refusal("search", "n/a") == "is not as it was pinned"
+    assert at_once(pins.judging(SEARCH, "n/a", None))
+    assert pins.refusal("search", "n/a") == ""
+
+
+def test_a_changed_tool_is_refused_where_the_table_has_no_room():
+    table, now = KeyedCounters(64), monotonic()
+    for number in range(2000):
+        at = table.find(table.key(b"%d" % number), now)
+        if not table.is_shared_entry(at):
+            table.cells[at] = now + 1000
+    others = table.cells.tolist()
+    pins = pins_of(ToolPinsConfig(tools=(ToolPin("search", hash_of(SEARCH)),)), table)
+    assert not at_once(pins.judging({**SEARCH, "title": "Find"}, "n/a", None))
+    assert pins.refusal("search", "n/a") == "is not as it was pinned"
+    assert table.cells.tolist() == others
+    assert at_once(pins.judging(SEARCH, "n/a", None))
+    assert pins.refusal("search", "n/a") == ""
+
+
+def test_a_list_without_an_end_is_not_written_again(tmp_path: Path):
+    file = tmp_path / "pins.json"
+    learned, search = LearnedPins(str(file)), Definition.of(SEARCH)
+    learned.learn("n/a", [search], ends=False)
+    before = file.stat().st_ino, file.stat().st_mtime_ns
+    for _ in range(3):
+        learned.learn("n/a", [search], ends=False)
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == before

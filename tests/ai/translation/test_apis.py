@@ -73,3 +73,7 @@ def test_what_one_provider_knows_does_not_cross(name: bytes):
 def test_other_fields_cross(name: bytes):
     assert not belongs_to_one_api(name)
     assert not describes_the_body(name)
+
+
+def test_a_key_of_azures_api_management_crosses_to_no_other_provider():
+    assert belongs_to_one_api(b"Ocp-Apim-Subscription-Key")
