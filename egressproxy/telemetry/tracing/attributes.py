@@ -85,7 +85,7 @@ def is_failed_attempt(facts: AttemptFacts) -> bool:
 def split_host(text: str, default: int) -> tuple[str, int]:
     """The host, without brackets, and the port of `host`, `host:port` or `[address]:port`."""
     host, separator, port = text.rpartition(":")
-    if not separator or not port.isdigit():
+    if not separator or not (port.isascii() and port.isdigit()):
         return text.strip("[]"), default
     return host.strip("[]"), int(port)
 
