@@ -18,10 +18,10 @@ from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.filters.messages import MESSAGES, MessageApi, Messages, ServerEvent
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import name_request, of_client, route_request
+from egressproxy.gateway.exchange.admission import check_grant, name_request, of_client, route_request
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.pipeline import Pipeline
-from egressproxy.gateway.exchange.readmission import sends_alike
+from egressproxy.gateway.exchange.readmission import check_gateway, sends_alike
 from egressproxy.gateway.route import Route
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import SENT_BODY, Exchange
@@ -76,7 +76,7 @@ class MessageExchange:
         """
         exchange = self.exchange
         exchange.request.body = len(message)
-        self._admit(exchange)
+        await self._admit(exchange)
         chain = self._route.chain.messages
         assert chain is not None
         await self._run(chain.request_headers)
@@ -84,16 +84,25 @@ class MessageExchange:
         self._keep_backend(exchange)
         return await self._to_backend(exchange, message)
 
-    def _admit(self, exchange: Exchange) -> None:
+    async def _admit(self, exchange: Exchange) -> None:
         client, pipeline, upgrade = self._client, self.pipeline, self._messages.upgrade.copy()
         client.state.check_open()
         listener = name_request(exchange, client.state.port, client.server_name, client.tunnel, upgrade)
+        opened_on = client.pipeline.listener
+        assert opened_on is not None
+        check_gateway(exchange, opened_on, listener)
+        if listener.authenticator is not None:
+            checking = listener.authenticator.admit_again(exchange, client)
+            if checking is not None:
+                await checking
         listener = pipeline.listener = of_client(exchange, listener)
         assert exchange.authority is not None
         found, exchange.path_prefix, noted = route_request(listener, exchange.authority, upgrade)
         route = self._route
         if found is not route and not (sends_alike(route, found) and self._reads_alike(found)):
             raise ConfigurationChanged
+        if exchange.identity.grant is not None:
+            check_grant(exchange.identity.grant, exchange, found)
         exchange.series = found.series
         exchange.note_denials(*noted)
         if self._accounting.gate is not None:

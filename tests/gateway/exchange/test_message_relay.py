@@ -13,6 +13,8 @@ import pytest
 
 from egressproxy.filters.base import Filter, OfMessages, Phase
 from egressproxy.gateway.exchange import message_relay, websocket_end
+from egressproxy.gateway.identity import authenticator
+from egressproxy.identity.api_keys import new_record
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http2.head_fields import websocket_accept
 from egressproxy.protocols.websocket.frames import (
@@ -27,6 +29,8 @@ from tests.ai.backends.test_aliases import endpoint
 from tests.gateway.backends.test_failover import asked, refuse
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
+from tests.gateway.identity.test_api_keys import IDENTITY, OTHER, keys
+from tests.gateway.identity.test_api_keys import KEY as API_KEY
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer, scripted_filter
 
@@ -120,10 +124,10 @@ def upgrade(path: bytes = b"/v1/responses", *fields: bytes) -> bytes:
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def opened(talk: Conversation, *, offers: bytes = b"", accepts: bytes = b"") -> tuple[Side, Side]:
+def opened(talk: Conversation, *fields: bytes, offers: bytes = b"", accepts: bytes = b"") -> tuple[Side, Side]:
     """A WebSocket of the first client, and the head that the server got in `talk.head`."""
     extension = b"Sec-WebSocket-Extensions: "
-    talk.client >> upgrade(b"/v1/responses", *([extension + offers] if offers else []))
+    talk.client >> upgrade(b"/v1/responses", *fields, *([extension + offers] if offers else []))
     head = asked(talk, "a", b"GET")
     assert head.startswith(b"GET /v1/responses ")
     talk.origin >> SWITCHING % (websocket_accept(KEY), extension + accepts + b"\r\n" if accepts else b"")
@@ -638,6 +642,44 @@ def test_a_destination_that_is_denied_by_now_is_told_so(converse: Start):
     talk.reload(config(*TOOLS)[:-1])
     client.says(CREATE)
     assert client.hears()["error"]["code"] == "no_route"
+    server.hears_nothing()
+
+
+# --- API keys --------------------------------------------------------------------------------------------------------
+def keyed(**members: Any) -> list[m.Manifest]:
+    """As `config`, for a client with this API key."""
+    models = filters(ModelPolicy={"allow": ["*"]})
+    return [*config(*models, identity=IDENTITY), keys(ci=new_record(API_KEY, **members))]
+
+
+@pytest.mark.parametrize(
+    ("then", "code"),
+    [
+        ([*keyed()[:-1], keys(other=OTHER)], "credentials_refused"),
+        (keyed(routes=["agents/another"]), "destination_denied"),
+        (keyed(models=["gpt-4"]), "model_denied"),
+    ],
+    ids=["revoked", "for another route", "for another model"],
+)
+def test_what_an_api_key_is_for_holds_for_each_request(converse: Start, then: list[m.Manifest], code: str):
+    talk = converse(keyed())
+    client, server = opened(talk, b"x-api-key: " + API_KEY.encode())
+    client.says(CREATE)
+    assert server.hears() == CREATE
+    server.says(COMPLETED)
+    client.hears()
+    talk.reload(then)
+    client.says(CREATE)
+    assert client.hears()["error"]["code"] == code
+    server.hears_nothing()
+
+
+def test_a_key_that_has_expired_asks_for_nothing_more(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    talk = converse(keyed(notAfter="2100-01-01T00:00:00Z"))
+    client, server = opened(talk, b"x-api-key: " + API_KEY.encode())
+    monkeypatch.setattr(authenticator, "time", lambda: 4102444800.0 + 120)
+    client.says(CREATE)
+    assert client.hears()["error"]["code"] == "credentials_refused"
     server.hears_nothing()
 
 
