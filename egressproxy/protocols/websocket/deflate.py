@@ -17,6 +17,10 @@ _RAW: Final = -15
 _TAIL: Final = b"\x00\x00\xff\xff"
 #: Bytes that are inflated in one go, at most.
 _PIECE: Final = 64 * 1024
+#: Bytes that are read in one go: a block of no content costs time, too.
+_INPUT: Final = 16 * 1024
+#: Last blocks of one message: each costs as much as a new stream.
+MAX_LAST_BLOCKS: Final = 1000
 
 
 class Inflater:
@@ -30,19 +34,26 @@ class Inflater:
 
     def inflate(self, data: bytes) -> Work[bytes]:
         """The message, in turns. Raises WebSocketFault: 1009 for a long message, 1007 for broken data."""
-        made, size, rest = list[bytes](), 0, data + _TAIL
-        while True:
-            try:
-                piece = self._inflating.decompress(rest, _PIECE)
-            except zlib.error:
-                raise WebSocketFault(CloseCode.INVALID_DATA, "a message cannot be inflated") from None
-            rest = self._inflating.unconsumed_tail
-            size += len(piece)
-            if size > self._max:
-                raise too_big(self._max)
-            made.append(piece)
-            if self._inflating.eof:  # a last block is no end of the message (RFC 7692 section 7.2.3.4)
-                rest, self._inflating = self._inflating.unused_data, zlib.decompressobj(_RAW)
-            elif not rest and len(piece) < _PIECE:
-                return b"".join(made)
+        made, size, blocks, whole = list[bytes](), 0, 0, data + _TAIL
+        for at in range(0, len(whole), _INPUT):
+            rest = whole[at : at + _INPUT]
+            while True:
+                try:
+                    piece = self._inflating.decompress(rest, _PIECE)
+                except zlib.error:
+                    raise WebSocketFault(CloseCode.INVALID_DATA, "a message cannot be inflated") from None
+                rest = self._inflating.unconsumed_tail
+                size += len(piece)
+                if size > self._max:
+                    raise too_big(self._max)
+                made.append(piece)
+                if self._inflating.eof:  # a last block is no end of the message (RFC 7692 section 7.2.3.4)
+                    blocks += 1
+                    if blocks > MAX_LAST_BLOCKS:
+                        raise WebSocketFault(CloseCode.POLICY, f"a message has more than {MAX_LAST_BLOCKS} last blocks")
+                    rest, self._inflating = self._inflating.unused_data, zlib.decompressobj(_RAW)
+                elif not rest and len(piece) < _PIECE:
+                    break
+                yield
             yield
+        return b"".join(made)

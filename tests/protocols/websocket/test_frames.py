@@ -13,7 +13,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.websocket_extensions import EXTENSIONS, UnknownExtension, agrees_on_deflate, narrow_offers
 from egressproxy.model.work import at_once
 from egressproxy.protocols.websocket import frames
-from egressproxy.protocols.websocket.deflate import Inflater
+from egressproxy.protocols.websocket.deflate import MAX_LAST_BLOCKS, Inflater
 from egressproxy.protocols.websocket.frames import (
     CloseCode,
     FrameReader,
@@ -112,6 +112,20 @@ def test_what_is_deflated_is_inflated(messages: list[bytes], takes_over: bool):
             deflating = zlib.compressobj(wbits=-15)
         data = deflating.compress(message) + deflating.flush(zlib.Z_SYNC_FLUSH)
         assert at_once(inflater.inflate(data[:-4])) == message
+
+
+def test_last_blocks_of_a_message_are_limited():
+    """Two bytes each; every one copies what is left of the message."""
+    assert at_once(Inflater(1000).inflate(b"\x03\x00" * MAX_LAST_BLOCKS)) == b""
+    with pytest.raises(WebSocketFault) as raised:
+        at_once(Inflater(1000).inflate(b"\x03\x00" * (MAX_LAST_BLOCKS + 1)))
+    assert raised.value.code == CloseCode.POLICY
+
+
+def test_blocks_without_content_are_read_in_turns():
+    size = 1024 * 1024
+    turns = sum(1 for _ in Inflater(1000).inflate(b"\x00\x00\x00\xff\xff" * (size // 5)))
+    assert turns >= size // (64 * 1024)
 
 
 @given(binary(max_size=200))
