@@ -33,7 +33,7 @@ MAX_LISTED: Final = 256
 
 _KEY: Final = re.compile(rb"[A-Za-z0-9-]{0,32}egk_[A-Za-z0-9_-]{1,128}")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9-]{0,32}")
-_SCHEME: Final = re.compile(rb"(?i:(bearer)|basic)[ ]+([^ ,]+)")
+_SCHEME: Final = re.compile(rb"(?i:bearer|(basic))[ ]+([^ ,]+)")
 _LINES: Final = every_spelling(CREDENTIAL_FIELDS)
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
@@ -154,18 +154,21 @@ def moment_text(seconds: float) -> str:
 
 # --- requests --------------------------------------------------------------------------------------------------------
 def shown_key(value: bytes) -> bytes:
-    """The key in the value of a field: alone, as Bearer token, or as password of Basic; b"" if that is no key."""
+    """The key in the value of a field: alone, as Bearer token, or as password or user of Basic; b"" if none is."""
     if _KEY.fullmatch(value):
         return value
     found = _SCHEME.fullmatch(value)
     if found is None:
         return b""
     token = found[2]
-    if not found[1]:
+    if found[1]:
         try:
-            token = base64.b64decode(token, validate=True).partition(b":")[2]
+            bare = token.rstrip(b"=")
+            plain = base64.b64decode(bare + b"=" * (-len(bare) % 4), validate=True)
         except binascii.Error:
             return b""
+        user, _, password = plain.partition(b":")
+        token = password if _KEY.fullmatch(password) else user
     return token if _KEY.fullmatch(token) else b""
 
 
@@ -184,11 +187,11 @@ def take_keys(head: RequestHead) -> set[bytes]:
     if shown:
         head.fields.block = block
     path, mark, query = head.path.partition(b"?")
-    if mark and b"key=" in query:
+    if mark and (b"key=" in query or b"%" in query):
         left = []
         for part in query.split(b"&"):
             name, _, value = part.partition(b"=")
-            plain = unquote_to_bytes(value) if name == b"key" else b""
+            plain = unquote_to_bytes(value) if unquote_to_bytes(name) == b"key" else b""
             if plain and _KEY.fullmatch(plain):
                 shown.add(plain)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from typing import Any
@@ -90,6 +91,22 @@ def test_a_server_reads_the_query_of_google(converse: Start):
     record = is_served(talk, request, sent=GET_SENT.replace(b"/ HTTP", b"/v1?alt=sse HTTP"))
     assert record["identity_source"] == "key"
     assert KEY not in json.dumps(talk.records)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"\r\n\r\n", b"\r\nAuthorization: Basic %b\r\n\r\n" % base64.b64encode(f"{KEY}:".encode())),
+        (b"\r\n\r\n", b"\r\nAuthorization: Basic %b\r\n\r\n" % base64.b64encode(f"us:{KEY}".encode()).rstrip(b"=")),
+        (b"/ HTTP", b"/?%%6Bey=%b HTTP" % KEY.encode()),
+    ],
+    ids=["user of Basic", "Basic without padding", "escaped name"],
+)
+def test_a_key_that_is_spelled_otherwise_goes_to_no_provider(converse: Start, old: bytes, new: bytes):
+    robot = {"cidrs": ["0.0.0.0/0"], "namespace": "team", "serviceAccount": "robot"}
+    identity = {**IDENTITY, "address": {"clients": [robot]}}
+    talk = converse(reverse(objects=(keys(ci=KEY),), identity=identity))
+    assert is_served(talk, REVERSE_GET.replace(old, new, 1))["identity_source"] == "key"
 
 
 def test_what_is_no_key_of_ours_is_the_providers(converse: Start):
