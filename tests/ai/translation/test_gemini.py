@@ -149,7 +149,10 @@ def test_an_answer_as_json():
     [
         ("gemini-3-pro", "low", {"thinkingLevel": "LOW"}),
         ("gemini-3-pro", "max", {"thinkingLevel": "HIGH"}),
-        ("gemini-3-pro", "none", {"thinkingLevel": "MINIMAL"}),
+        ("gemini-3-pro", "none", {"thinkingLevel": "LOW"}),
+        ("gemini-3.1-pro-preview", "minimal", {"thinkingLevel": "LOW"}),
+        ("gemini-3-flash", "none", {"thinkingLevel": "MINIMAL"}),
+        ("gemini-2.5-pro", "none", {"thinkingBudget": 128}),
         ("gemini-2.5-flash", "none", {"thinkingBudget": 0}),
         ("gemini-2.5-flash", "medium", {"thinkingBudget": 8192}),
         ("gemini-2.5-flash", "xhigh", {"thinkingBudget": 24576}),

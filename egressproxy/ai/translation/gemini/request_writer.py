@@ -35,6 +35,9 @@ _IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/heic", "i
 _NOTHING_LIKE_IT: Final = "cannot be translated: Gemini has nothing like it"
 #: Models that think for a budget of tokens; later ones have levels.
 _WITH_BUDGET = re.compile(r"gemini-[12](?![0-9])")
+#: Pro models always think: for 128 tokens at least, and since Gemini 3 without the level MINIMAL.
+_PRO = re.compile(r"gemini-(?!1|2\.0)[0-9.]+-pro")
+_LEAST_OF_PRO: Final = 128
 #: Tokens for each effort, as Gemini's own endpoint for OpenAI's clients has them.
 _BUDGETS: Final = {
     Effort.NONE: 0, Effort.MINIMAL: 1024, Effort.LOW: 1024, Effort.MEDIUM: 8192, Effort.HIGH: 24576,
@@ -55,7 +58,8 @@ def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]
     check_arguments(conversation)
     check_last_turn(conversation, "Gemini")
     has_budget = _WITH_BUDGET.search(model) is not None
-    _drop_or_refuse(conversation, has_budget=has_budget)
+    is_pro = _PRO.search(model) is not None
+    _drop_or_refuse(conversation, always_thinks=is_pro or not has_budget)
     system = [
         {"text": part.text}
         for turn in conversation.turns
@@ -70,13 +74,13 @@ def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]
         "contents": (yield from _contents(conversation, needs_signature="gemini-" in model and not has_budget)),
         "tools": [{"functionDeclarations": tools}] if tools else None,
         "toolConfig": _tool_config(conversation),
-        "generationConfig": _generation_config(conversation, has_budget=has_budget) or None,
+        "generationConfig": _generation_config(conversation, has_budget=has_budget, is_pro=is_pro) or None,
         "serviceTier": tier if tier in ("flex", "priority") else None,
     }
     return without_none(optional)
 
 
-def _drop_or_refuse(conversation: Conversation, *, has_budget: bool) -> None:
+def _drop_or_refuse(conversation: Conversation, *, always_thinks: bool) -> None:
     """Drop settings that Gemini does not have, if allowed. Raises Untranslatable for others."""
     refuse = conversation.drop_or_refuse
     if len(conversation.stop) > _MAX_STOP_SEQUENCES:
@@ -87,8 +91,8 @@ def _drop_or_refuse(conversation: Conversation, *, has_budget: bool) -> None:
         refuse("verbosity", _NOTHING_LIKE_IT)
     if conversation.effort in (Effort.XHIGH, Effort.MAX):
         refuse("effort", "cannot be translated: Gemini's highest is high")
-    if conversation.effort is Effort.NONE and not has_budget:
-        refuse("effort", "cannot be translated: models since Gemini 3 always think, a little at least")
+    if conversation.effort is Effort.NONE and always_thinks:
+        refuse("effort", "cannot be translated: this model always thinks, a little at least")
     for name in ("user", "safety_identifier", "metadata"):
         if getattr(conversation, name):
             refuse(name, _NOTHING_LIKE_IT)
@@ -182,12 +186,14 @@ def _tool_config(conversation: Conversation) -> dict[str, Any] | None:
     return {"functionCallingConfig": config}
 
 
-def _generation_config(conversation: Conversation, *, has_budget: bool) -> dict[str, Any]:
+def _generation_config(conversation: Conversation, *, has_budget: bool, is_pro: bool) -> dict[str, Any]:
     output, effort = conversation.output_format, conversation.effort
     thinking: dict[str, Any] | None = None
     if effort is not None:
-        level = _LEVELS.get(effort) or effort.value.upper()
-        thinking = {"thinkingBudget": _BUDGETS[effort]} if has_budget else {"thinkingLevel": level}
+        level, budget = _LEVELS.get(effort) or effort.value.upper(), _BUDGETS[effort]
+        if is_pro:
+            level, budget = ("LOW" if level == "MINIMAL" else level), max(budget, _LEAST_OF_PRO)
+        thinking = {"thinkingBudget": budget} if has_budget else {"thinkingLevel": level}
     return without_none(
         {
             "maxOutputTokens": conversation.max_tokens,
