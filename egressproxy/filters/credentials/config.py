@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
-from egressproxy.filters.credentials.token_config import Gcp, MachinePath, OAuth2, TargetPath, TokenEndpoint
+from egressproxy.filters.credentials.token_config import (
+    Gcp,
+    GithubApp,
+    Jwt,
+    MachinePath,
+    OAuth2,
+    TargetPath,
+    TokenEndpoint,
+)
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import (
     CalledBackendRef,
@@ -160,12 +168,13 @@ class Binding(FilterConfig):
 
 
 #: Where the value comes from: exactly one of these fields.
-SOURCES = ("secret_ref", "env", "file", "command", "oauth2", "gcp", "aws")
+SOURCES = ("secret_ref", "env", "file", "command", "oauth2", "jwt", "github_app", "gcp", "aws")
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialInjectorConfig(FilterConfig):
-    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `gcp`) and one place (`header`, `query`, `basic`).
+    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `jwt`, `githubApp`, `gcp`), and one place
+    (`header`, `query`, `basic`).
 
     `env` is a variable of the gateway's environment. `file` starts at the folder of the manifest and stays inside.
     `header` or `query` names where the value goes; `{}` in `template` is replaced by it. Without a place it goes into
@@ -183,6 +192,8 @@ class CredentialInjectorConfig(FilterConfig):
     file: str = ""
     command: Command | None = None
     oauth2: OAuth2 | None = None
+    jwt: Jwt | None = None
+    github_app: GithubApp | None = None
     gcp: Gcp | None = None
     aws: Aws | None = None
     header: FieldName | Literal[""] = ""
@@ -201,7 +212,7 @@ class CredentialInjectorConfig(FilterConfig):
     def __post_init__(self) -> None:
         given = [name for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
-            listed = "`secretRef`, `env`, `file`, `command`, `oauth2`, `gcp`, `aws`"
+            listed = ", ".join(f"`{spelling(name)}`" for name in SOURCES)
             raise ValueError(f"one source of the credential is needed: write one of {listed}")
         if sum(map(bool, (self.header, self.query, self.basic is not None))) > 1:
             raise ValueError("`header`, `query` and `basic` exclude each other: keep one of them")
@@ -209,6 +220,12 @@ class CredentialInjectorConfig(FilterConfig):
             self.header or self.query or self.basic or self.template or self.placeholder or self.scrub_responses
         ):
             raise ValueError("`aws` signs requests and sends no value: of the other fields it has `bind` alone")
+        if self.jwt is not None and self.jwt.is_of_caller and (self.placeholder or self.scrub_responses):
+            raise FieldFault(
+                "a token of the caller goes with neither `placeholder` nor `scrubResponses`: remove them",
+                "jwt",
+                "claims",
+            )
         if self.basic is not None and self.template:
             raise FieldFault("`basic` has a form of its own (RFC 7617): remove `template`", "template")
         # What is set here has to pass these checks again: a process that reads the IR makes the object anew.

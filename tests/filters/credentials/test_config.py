@@ -9,7 +9,9 @@ from egressproxy.filters.credentials.config import CredentialInjectorConfig, bac
 from egressproxy.filters.validation import validated
 from tests.filters.credentials.kit import ENDPOINT
 from tests.filters.credentials.test_aws_injector import REFS, SESSION
+from tests.filters.credentials.test_github_app import APP
 from tests.filters.credentials.test_google import with_account
+from tests.filters.credentials.test_jwt import CALLER, SIGNED
 from tests.filters.credentials.test_oauth2 import BASIC, JWT
 
 REF = {"secretRef": {"name": "s", "key": "k"}}
@@ -29,6 +31,9 @@ CONFIGS = [
     {"oauth2": BASIC},
     {"oauth2": {**JWT, "grant": "JwtBearer"}},
     {"oauth2": TOKEN_FILE},
+    {"jwt": CALLER},
+    {"jwt": {"sharedSecretRef": SIGNED["privateKeyRef"]}, "header": "X-Token"},
+    {"githubApp": {**APP, "permissions": {"contents": "read"}}, "basic": {"username": "x-access-token"}},
     with_account(),
     {"gcp": {"metadata": {"backendRef": IAM}}},
     {"aws": {"service": "s3", "region": "x", "accessKey": SESSION}},
@@ -56,6 +61,8 @@ def test_a_config_can_be_made_again_of_its_values(config):
             {"aws": {"service": "s3", "region": "x", "container": {"backendRef": IAM, "path": "/"}}},
             [], ["aws.container.backendRef"], "aws.container",
         ),
+        ({"jwt": CALLER}, ["jwt/pem"], [], ""),
+        ({"githubApp": APP}, ["app/pem"], ["githubApp.backendRef"], ""),
         (with_account(), ["sa/json"], ["gcp.serviceAccount.tokenEndpoint.backendRef"], ""),
         ({"aws": {"service": "s3", "region": "x", "accessKey": REFS}}, ["aws/id", "aws/secret"], [], ""),
         (

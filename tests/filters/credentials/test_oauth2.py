@@ -7,7 +7,7 @@ import pytest
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.credentials import refresher
-from egressproxy.filters.credentials.oauth2 import AssertionKey
+from egressproxy.filters.credentials.signing_key import AssertionKey
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.event_aggregator import EventAggregator
 from egressproxy.telemetry.filter_meter import FilterMetrics
