@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from typing import Any
 
 import pytest
@@ -434,4 +435,47 @@ def test_a_filter_of_the_same_object_runs_where_its_priority_says(converse: Star
     assert KEYS["a"] in shown(talk)
     origin.take(rb"GET .*?\r\n\r\n")
     origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_signature_is_over_what_each_attempt_sends_and_for_its_backend_alone(converse_on: Start):
+    """Behind a filter of the same Backend with a later priority, with the whole body, anew for a retry; a fail-over to
+    a backend without one takes none along.
+    """
+    signed_fields = [{"name": "X-Nonce", "value": "{nonce}"}, {"name": "X-Signature", "value": "v1={signature}"}]
+    message = "{method} {host}{target}\n{header.x-tenant}\n{nonce}\n{body}"
+    signature = {"secretRef": {"name": "key-a"}, "message": message, "fields": signed_fields}
+    extensions = [
+        {**injector("a", hmac=signature), "priority": 1},
+        {
+            "name": "late", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "backend-request", "priority": 900,
+            "config": {"request": {"set": [{"name": "X-Tenant", "value": "of-the-gateway"}]}},
+        },
+    ]  # fmt: skip
+    del extensions[0]["config"]["secretRef"]
+    rule = m.prefix_rule("/", "any", rewrite="/v2", retry={"attempts": 2, "codes": [503]})
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.backend("a", "a.example", 80, extensions=extensions),
+        m.backend("c", "c.example", 80), m.failover("any", "a", "c"), m.http_route("r", rule),
+    ]  # fmt: skip
+    talk = converse_on(objects)
+    talk.client >> (
+        b"POST /x?y HTTP/1.1\r\nHost: x\r\nX-Tenant: forged\r\nX_Signature: v1=forged\r\nX-Signature: v1=forged\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n"
+    )
+    talk.client >> b"0\r\n\r\n"
+    talk.dialled("a.example", 80)
+    found = talk.origin.take(
+        rb"POST /v2/x\?y HTTP/1.1\r\n.*?X-Nonce: (\w+)\r\nX-Signature: v1=(\w+)\r\n.*?\r\n\r\n(.{4})"
+    )
+    head, nonce, value, body = found[0], *found.groups()
+    assert b"forged" not in head
+    text = b"POST a.example/v2/x?y\nof-the-gateway\n" + nonce + b"\n" + body
+    assert value == hmac.digest(KEYS["a"], text, "sha256").hex().encode()
+    talk.origin >> b"HTTP/1.1 503 Down\r\nContent-Length: 2\r\n\r\nno"
+    talk.dialled("c.example", 80)
+    other = talk.origin.take(rb"POST /v2/x\?y HTTP/1.1\r\n.*?\r\n\r\nbody")[0]
+    assert b"x-nonce" not in other.lower()
+    assert value not in other
+    talk.origin >> OK
     talk.client << OK_PASSED

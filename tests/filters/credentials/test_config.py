@@ -13,6 +13,7 @@ from tests.filters.credentials.test_github_app import APP
 from tests.filters.credentials.test_google import with_account
 from tests.filters.credentials.test_jwt import CALLER, SIGNED
 from tests.filters.credentials.test_oauth2 import BASIC, JWT
+from tests.filters.credentials.test_request_signer import OF_ALL, RFC_9421
 
 REF = {"secretRef": {"name": "s", "key": "k"}}
 IAM = ENDPOINT["backendRef"]
@@ -34,6 +35,8 @@ CONFIGS = [
     {"jwt": CALLER},
     {"jwt": {"sharedSecretRef": SIGNED["privateKeyRef"]}, "header": "X-Token"},
     {"githubApp": {**APP, "permissions": {"contents": "read"}}, "basic": {"username": "x-access-token"}},
+    {"hmac": OF_ALL},
+    {"httpSignature": RFC_9421},
     with_account(),
     {"gcp": {"metadata": {"backendRef": IAM}}},
     {"aws": {"service": "s3", "region": "x", "accessKey": SESSION}},
@@ -63,6 +66,8 @@ def test_a_config_can_be_made_again_of_its_values(config):
         ),
         ({"jwt": CALLER}, ["jwt/pem"], [], ""),
         ({"githubApp": APP}, ["app/pem"], ["githubApp.backendRef"], ""),
+        ({"hmac": OF_ALL}, ["s/k"], [], ""),
+        ({"httpSignature": RFC_9421}, ["s/k"], [], ""),
         (with_account(), ["sa/json"], ["gcp.serviceAccount.tokenEndpoint.backendRef"], ""),
         ({"aws": {"service": "s3", "region": "x", "accessKey": REFS}}, ["aws/id", "aws/secret"], [], ""),
         (
