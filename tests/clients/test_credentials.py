@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 
 from tests.support import manifests as m
+from tests.support import vault_server
 from tests.support.canary import Canary
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
@@ -26,13 +27,14 @@ from tests.support.origins import ai, git, s3
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
 from tests.support.process import GatewayProcess
+from tests.support.vault_server import VaultServer
 from tests.support.waiting import WAIT_S, wait_until
 
-NEEDED = ("openai", "anthropic", "google.genai", "boto3")
+NEEDED = ("openai", "anthropic", "google.genai", "boto3", "hvac")
 if any(importlib.util.find_spec(name.partition(".")[0]) is None for name in NEEDED):
     if os.environ.get("EGRESSPROXY_CLIENTS") == "required":
-        pytest.fail("an SDK is not installed: openai, anthropic, google-genai and boto3 are needed")
-    pytest.skip("openai, anthropic, google-genai and boto3 are not all installed", allow_module_level=True)
+        pytest.fail("an SDK is not installed: openai, anthropic, google-genai, boto3 and hvac are needed")
+    pytest.skip("openai, anthropic, google-genai, boto3 and hvac are not all installed", allow_module_level=True)
 
 import anthropic  # noqa: E402
 import boto3  # noqa: E402
@@ -50,7 +52,19 @@ PROVIDERS = ("openai", "anthropic", "gemini")
 #: Made anew for each run, so that no file of the checkout has them.
 KEYS = {
     name: f"canary-{name}-{secrets.token_hex(12)}"
-    for name in (*PROVIDERS, "aws", "client", "token", "basic", "query", "file", "command", "github")
+    for name in (
+        *PROVIDERS,
+        "aws",
+        "client",
+        "token",
+        "basic",
+        "query",
+        "file",
+        "command",
+        "github",
+        "vault",
+        "secret-id",
+    )
 }
 APP_KEY = rsa.generate_private_key(65537, 2048)
 PLACEHOLDERS = {name: f"sk-egress-{name}-{secrets.token_hex(8)}" for name in PROVIDERS}
@@ -137,8 +151,10 @@ class World:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         pki = Pki(folder)
         (folder / "git").mkdir()
+        self.vault = VaultServer(secret_id=KEYS["secret-id"], kv={"app": {"token": KEYS["vault"]}})
         tables = [
             ai.routes(), s3.routes(), map(private, git.routes(git.make_repository(folder / "git"))),
+            vault_server.routes(self.vault),
             [
                 web.post("/gemini/v1beta/models/{model}:{verb}", gemini), web.post("/token", token),
                 web.route("*", "/echo{rest:.*}", echo), web.get("/hello", hello),
@@ -171,6 +187,12 @@ class World:
             },
             "basic": {"username": "x-access-token"},
         }  # fmt: skip
+        configs["vault"] = {
+            "vault": {
+                "backendRef": idp, "path": "app", "key": "token",
+                "appRole": {"roleId": "role-1", "secretIdRef": {"name": "secret-id"}},
+            }
+        }  # fmt: skip
         configs["basic"] = {"secretRef": {"name": "basic"}, "basic": {"username": "gw"}}
         configs["query"] = {"secretRef": {"name": "query"}, "query": "key"}
         configs["file"] = {"file": "key-file"}
@@ -189,7 +211,7 @@ class World:
             m.gateway(m.http_listener(self.port)),
             m.policy(dns=dns.address, cidrs=["127.0.0.0/8"]),
             m.config_map("ca", {"ca.crt": pki.ca_pem}),
-            *(m.secret(name, {"token": KEYS[name]}) for name in (*PROVIDERS, "client", "basic", "query")),
+            *(m.secret(name, {"token": KEYS[name]}) for name in (*PROVIDERS, "client", "basic", "query", "secret-id")),
             m.secret("app", {"pem": pem(APP_KEY)}),
             m.secret("aws", {"id": "AKIACANARY", "secret": KEYS["aws"]}),
             m.backend("idp", HOST, port, tls=True, ca="ca"),
@@ -231,7 +253,10 @@ class World:
 
     def look(self) -> dict[str, str]:
         """The canary grep over all that was said so far."""
-        canary = Canary(KEYS.values(), [self.url(f"/{name}/hello") for name in ("openai", "oauth", "aws", "plain")])
+        canary = Canary(
+            (*KEYS.values(), *self.vault.values),
+            [self.url(f"/{name}/hello") for name in ("openai", "oauth", "aws", "plain")],
+        )
         return canary.look(self.gateway, *self.collected)
 
 
@@ -334,10 +359,11 @@ def test_git_clones_a_private_repository_without_a_credential(world: World, tmp_
         ("oauth", "authorization", f"Bearer {KEYS['token']}"),
         ("file", "authorization", f"Bearer {KEYS['file']}"),
         ("command", "authorization", f"Bearer {KEYS['command']}"),
+        ("vault", "authorization", f"Bearer {KEYS['vault']}"),
         ("basic", "authorization", None),
         ("query", "", None),
     ],
-    ids=["oauth", "file", "command", "basic", "query"],
+    ids=["oauth", "file", "command", "vault", "basic", "query"],
 )
 def test_the_other_sources_and_places(world: World, name: str, field: str, expected: str | None):
     status, _ = world.get(f"/{name}/hello?for={name}", Authorization="Bearer theirs")

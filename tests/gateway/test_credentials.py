@@ -11,6 +11,7 @@ from egressproxy.filters.content_coding import ContentDecoder, new_encoder
 from egressproxy.filters.credentials.aws_chunks import ChunkSigner
 from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4
 from egressproxy.model.secret import SecretBytes
+from tests.filters.credentials.kit import RSA_KEY, pem
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_hedging import asked, dialled
 from tests.gateway.kit import OK, OK_PASSED, forward, reverse
@@ -479,3 +480,34 @@ def test_a_signature_is_over_what_each_attempt_sends_and_for_its_backend_alone(c
     assert value not in other
     talk.origin >> OK
     talk.client << OK_PASSED
+
+
+IDP = {"group": m.OURS, "kind": "Backend", "name": "idp"}
+TOKEN = {"tokenRef": {"name": "key-a"}, "path": "app", "key": "token"}
+APP = {"privateKeyRef": {"name": "pem"}, "clientId": "Iv1", "installationId": 1}
+
+
+@pytest.mark.parametrize(
+    "config", [{"vault": {"backendRef": IDP, **TOKEN}}, {"githubApp": {"backendRef": IDP, **APP}}],
+    ids=["vault", "githubApp"],
+)  # fmt: skip
+def test_what_gives_a_credential_is_asked_where_the_policy_allows_it(converse: Start, config: dict[str, Any]):
+    if "vault" in config:
+        pytest.importorskip("hvac")
+    (kind,) = config
+    config[kind]["allowPlaintext"] = True
+    extension = injector("a", **config)
+    del extension["config"]["secretRef"]
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.secret("pem", {"pem": pem(RSA_KEY)}),
+        m.ip_backend("idp", 80, "169.254.169.254"), m.backend("a", "a.example", 80, extensions=[extension]),
+        m.http_route("r", m.prefix_rule("/", "a")),
+    ]  # fmt: skip
+    talk = converse(objects)
+    talk.client >> get()
+    talk.dialled("a.example", 80)
+    status, _, _, _ = talk.client.answer()
+    assert (status, talk.record()["reason"]) == (503, "credential_missing")
+    assert "169.254.169.254" in talk.record()["detail"]
+    assert not any(KEYS["a"] in origin.received for origin in talk.origins)
+    assert len(talk.origins) == 1

@@ -15,6 +15,7 @@ from egressproxy.filters.credentials.token_config import (
     OAuth2,
     TargetPath,
     TokenEndpoint,
+    Vault,
 )
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import (
@@ -177,6 +178,7 @@ SOURCES = (
     "oauth2",
     "jwt",
     "github_app",
+    "vault",
     "gcp",
     "aws",
     "hmac",
@@ -188,8 +190,8 @@ SIGNATURES = ("aws", "hmac", "http_signature")
 
 @dataclass(frozen=True, slots=True)
 class CredentialInjectorConfig(FilterConfig):
-    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `jwt`, `githubApp`, `gcp`), and one place
-    (`header`, `query`, `basic`).
+    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `jwt`, `githubApp`, `vault`, `gcp`), and one
+    place (`header`, `query`, `basic`).
 
     `env` is a variable of the gateway's environment. `file` starts at the folder of the manifest and stays inside.
     `header` or `query` names where the value goes; `{}` in `template` is replaced by it. Without a place it goes into
@@ -209,6 +211,7 @@ class CredentialInjectorConfig(FilterConfig):
     oauth2: OAuth2 | None = None
     jwt: Jwt | None = None
     github_app: GithubApp | None = None
+    vault: Vault | None = None
     gcp: Gcp | None = None
     aws: Aws | None = None
     hmac: Hmac | None = None

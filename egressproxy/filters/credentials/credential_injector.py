@@ -210,6 +210,10 @@ def _fetch(config: CredentialInjectorConfig, context: FilterContext) -> Callable
         from egressproxy.filters.credentials.github_app import from_github_app
 
         return from_github_app(context, config.github_app)
+    if config.vault is not None:
+        from egressproxy.filters.credentials.vault import from_vault
+
+        return from_vault(context, config.vault)
     if config.gcp is not None:
         from egressproxy.filters.credentials.google import from_gcp
 

@@ -162,6 +162,57 @@ class GithubApp(FilterConfig):
             raise FieldFault("a repository has an owner: add `owner`", "repository")
 
 
+_SEGMENT = "[A-Za-z0-9._@+=,:~-]*[A-Za-z0-9_@+=,:~-][A-Za-z0-9._@+=,:~-]*"  # no dot segment
+_VaultPath = Annotated[str, Within(max_length=512, pattern=f"^{_SEGMENT}(/{_SEGMENT})*$")]
+
+
+@dataclass(frozen=True, slots=True)
+class VaultKubernetes(FilterConfig):
+    """The token of a service account in `tokenFile`, for a `role` of the auth method at `mount`."""
+
+    role: Text
+    token_file: MachinePath = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105
+    mount: _VaultPath = "kubernetes"
+
+
+@dataclass(frozen=True, slots=True)
+class VaultAppRole(FilterConfig):
+    """A `roleId` and its secret id, for the auth method at `mount`."""
+
+    role_id: Text
+    secret_id_ref: SecretRef
+    mount: _VaultPath = "approle"
+
+
+@dataclass(frozen=True, slots=True)
+class Vault(FilterConfig):
+    """A secret of a HashiCorp Vault, or an OpenBao, which `backendRef` names: the entry `key` at `path` of the engine
+    at `mount`.
+
+    The gateway authenticates with one of `kubernetes`, `appRole`, `tokenFile` (a token that an agent renews) and
+    `tokenRef`. A secret of KvV2 and KvV1 is read every `refreshSeconds`, and serves for `staleSeconds` while that
+    fails. One of `engine: Dynamic` has a lease, which is renewed.
+    """
+
+    backend_ref: CalledBackendRef
+    path: _VaultPath
+    key: Text
+    engine: Literal["KvV2", "KvV1", "Dynamic"] = "KvV2"
+    mount: _VaultPath = "secret"
+    namespace: Annotated[str, Within(max_length=512, pattern=f"^({_SEGMENT}(/{_SEGMENT})*/?)?$")] = ""
+    kubernetes: VaultKubernetes | None = None
+    app_role: VaultAppRole | None = None
+    token_file: Annotated[str, Within(pattern=r"^(/[^\x00]*)?$")] = ""
+    token_ref: SecretRef | None = None
+    refresh_seconds: Annotated[int, Within(ge=1, le=86400)] = 300
+    stale_seconds: Annotated[int, Within(ge=1, le=604800)] = 3600
+    allow_plaintext: bool = False
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.kubernetes, self.app_role, self.token_file, self.token_ref))) != 1:
+            raise ValueError("write one of `kubernetes`, `appRole`, `tokenFile` and `tokenRef`")
+
+
 @dataclass(frozen=True, slots=True)
 class GoogleServiceAccount(FilterConfig):
     """The JSON key file of a service account, in the Secret of `keyRef`; `tokenEndpoint` is oauth2.googleapis.com."""

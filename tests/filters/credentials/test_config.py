@@ -17,6 +17,7 @@ from tests.filters.credentials.test_request_signer import OF_ALL, RFC_9421
 
 REF = {"secretRef": {"name": "s", "key": "k"}}
 IAM = ENDPOINT["backendRef"]
+VAULT = {"backendRef": IAM, "path": "app", "key": "token"}
 STS = {"roleArn": "arn:aws:iam::123456789012:role/a", "tokenFile": "/t", "sts": ENDPOINT}
 TOKEN_FILE = {"tokenEndpoint": ENDPOINT, "authentication": "TokenFile", "clientId": "a", "tokenFile": "/t"}
 CONFIGS = [
@@ -35,6 +36,8 @@ CONFIGS = [
     {"jwt": CALLER},
     {"jwt": {"sharedSecretRef": SIGNED["privateKeyRef"]}, "header": "X-Token"},
     {"githubApp": {**APP, "permissions": {"contents": "read"}}, "basic": {"username": "x-access-token"}},
+    {"vault": {**VAULT, "tokenRef": {"name": "v", "key": "token"}, "engine": "KvV1"}},
+    {"vault": {**VAULT, "kubernetes": {"role": "gw"}, "namespace": "team/"}},
     {"hmac": OF_ALL},
     {"httpSignature": RFC_9421},
     with_account(),
@@ -66,6 +69,15 @@ def test_a_config_can_be_made_again_of_its_values(config):
         ),
         ({"jwt": CALLER}, ["jwt/pem"], [], ""),
         ({"githubApp": APP}, ["app/pem"], ["githubApp.backendRef"], ""),
+        (
+            {"vault": {**VAULT, "kubernetes": {"role": "gw"}}},
+            [], ["vault.backendRef"], "vault.kubernetes.tokenFile",
+        ),
+        (
+            {"vault": {**VAULT, "appRole": {"roleId": "r", "secretIdRef": {"name": "v", "key": "id"}}}},
+            ["v/id"], ["vault.backendRef"], "",
+        ),
+        ({"vault": {**VAULT, "tokenFile": "/t"}}, [], ["vault.backendRef"], "vault.tokenFile"),
         ({"hmac": OF_ALL}, ["s/k"], [], ""),
         ({"httpSignature": RFC_9421}, ["s/k"], [], ""),
         (with_account(), ["sa/json"], ["gcp.serviceAccount.tokenEndpoint.backendRef"], ""),
