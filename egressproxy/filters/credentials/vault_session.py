@@ -67,8 +67,10 @@ class VaultSession:
             self._over.begin()
             try:
                 return self._read_with_token()
-            except (VaultError, requests.RequestException):
+            except VaultError:
                 raise self._over.refusal(self._config.path) from None
+            except requests.RequestException:  # before anything was sent
+                raise FetchError("the token of the gateway cannot be sent in a field", is_final=True) from None
             except (KeyError, TypeError, AttributeError, ValueError):
                 raise FetchError(f"backend {self._over.backend} sent no answer of a Vault") from None
             except (CancelledError, TimeoutError):
@@ -130,7 +132,10 @@ class VaultSession:
 
     def _revealed(self) -> str:
         assert self._secret is not None
-        return self._secret.reveal().decode("ascii")
+        try:
+            return self._secret.reveal().decode("ascii")
+        except UnicodeDecodeError:
+            raise FetchError("the Secret does not hold a token or secret id", is_final=True) from None
 
     def _read(self) -> Fetched:
         config = self._config

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import UnusableReference
+from egressproxy.filters.credentials.request_signer import SIGNED_AT_ONCE
 from egressproxy.filters.credentials.signature_template import Template
 from egressproxy.filters.credentials.signed_request import SignedRequest
 from egressproxy.model.exchange import SENT_BODY
@@ -106,6 +107,16 @@ def test_a_value_that_no_field_can_have_ends_the_request():
         made.backend_request(x)
     assert refused.value.reason is Reason.FILTER_REJECTED
     assert b"x-signature" not in x.request.fields
+
+
+async def test_a_long_body_is_hashed_beside_the_loop():
+    body = b"x" * (SIGNED_AT_ONCE + 1)
+    x = exchange(method=b"POST")
+    x.keep(SENT_BODY, body)
+    waiting = injector({"hmac": GITHUB}, SECRETS).backend_request(x)
+    assert b"x-hub-signature-256" not in x.request.fields
+    assert await waiting is None
+    assert x.request.fields.get(b"x-hub-signature-256") == b"sha256=" + mac(body).hex().encode()
 
 
 def test_each_attempt_is_signed_anew():

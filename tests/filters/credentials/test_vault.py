@@ -198,6 +198,18 @@ async def test_what_is_no_secret(monkeypatch, answer, why, is_final):
     assert "hvs" not in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    ("token", "why"), [("canary\r\nX: y", "cannot be sent in a field"), ("canaryé", "does not hold a token")]
+)
+async def test_a_token_that_is_none(monkeypatch, token, why):
+    session = Session(VaultServer(), {**KV, **BY_TOKEN}, monkeypatch, token)
+    with pytest.raises(FetchError, match=why) as failed:
+        await session.fetch()
+    assert failed.value.is_final
+    assert "canary" not in str(failed.value)
+    assert session.server.asked == []
+
+
 @pytest.mark.parametrize("status", [400, 404, 500])
 async def test_a_login_that_fails_ends_no_value(monkeypatch, status):
     session = Session(VaultServer(), {**KV, **APP_ROLE}, monkeypatch)
