@@ -33,7 +33,8 @@ Fetch = Callable[[], Awaitable[Fetched]]
 def from_oauth2(context: FilterContext, config: OAuth2) -> Fetch:
     """Fetches from the token endpoint. A missing Secret is a failed fetch. Raises UnusableReference for a bad key."""
     call = context.calls.get(config.token_endpoint.backend_ref.label)
-    key = key_of(context, config.private_key_ref, config.key_id)
+    thumbprint = config.certificate_thumbprint
+    key = key_of(context, config.private_key_ref, config.key_id, config.algorithm or "", thumbprint)
     secret = secret_of(context, config.client_secret_ref)
 
     async def fetch() -> Fetched:
@@ -126,11 +127,13 @@ def _google_account(text: SecretBytes, config: GoogleServiceAccount) -> tuple[As
     return key, {"iss": email, "sub": email, "aud": uri}
 
 
-def key_of(context: FilterContext, ref: SecretRef | None, key_id: str, algorithm: str = "") -> AssertionKey | None:
+def key_of(
+    context: FilterContext, ref: SecretRef | None, key_id: str, algorithm: str = "", thumbprint: str = ""
+) -> AssertionKey | None:
     """The key in a Secret; None if it is missing. Raises UnusableReference for one that cannot sign."""
     value = secret_of(context, ref)
     try:
-        return AssertionKey(value, key_id, algorithm) if value is not None else None
+        return AssertionKey(value, key_id, algorithm, thumbprint) if value is not None else None
     except ValueError as error:
         assert ref is not None
         raise UnusableReference(f"the secret {ref.label} cannot sign: {error}", ref) from None

@@ -25,23 +25,25 @@ class AssertionKey:
     (HS256).
     """
 
-    __slots__ = ("_key_id", "_sign", "algorithm")
+    __slots__ = ("_header", "_sign", "algorithm")
 
-    def __init__(self, key: SecretBytes, key_id: str = "", algorithm: str = "") -> None:
-        """`algorithm` as for `private_signer`, or HS256. Raises ValueError for an unsupported key."""
+    def __init__(self, key: SecretBytes, key_id: str = "", algorithm: str = "", thumbprint: str = "") -> None:
+        """`algorithm` as for `private_signer`, or HS256. `thumbprint` is that of a certificate (RFC 7515 section
+        4.1.8). Raises ValueError for an unsupported key.
+        """
         self.algorithm, self._sign = (
             ("HS256", shared_signer(key)) if algorithm == "HS256" else private_signer(key, algorithm)
         )
-        self._key_id = key_id
+        named = {"kid": key_id, "x5t#S256": thumbprint}
+        self._header = {"alg": self.algorithm, "typ": "JWT"} | {name: value for name, value in named.items() if value}
 
     def sign(self, claims: Mapping[str, Any], life_s: int = ASSERTION_S, back_s: int = 0) -> str:
         """The token with these claims and `iat`, `exp` and `jti`. It is valid from `back_s` ago for `life_s` from now,
         in seconds.
         """
         now = int(time.time())
-        header = {"alg": self.algorithm, "typ": "JWT"} | ({"kid": self._key_id} if self._key_id else {})
         times = {"iat": now - back_s, "exp": now + life_s, "jti": secrets.token_hex(16)}
-        text = b".".join(_encoded(json.dumps(part).encode()) for part in (header, {**claims, **times}))
+        text = b".".join(_encoded(json.dumps(part).encode()) for part in (self._header, {**claims, **times}))
         return (text + b"." + _encoded(self._sign(text))).decode()
 
     def __repr__(self) -> str:

@@ -31,7 +31,8 @@ class OAuth2(FilterConfig):
 
     `grant` is ClientCredentials (RFC 6749 section 4.4) or JwtBearer (RFC 7523 section 2.1), an assertion that
     `privateKeyRef` signs with `issuer`, `subject` and `assertionAudience`. `authentication` says how the client shows
-    who it is: ClientSecretBasic, ClientSecretPost, PrivateKeyJwt, TokenFile (the token in `tokenFile` is the assertion,
+    who it is: ClientSecretBasic, ClientSecretPost, PrivateKeyJwt (with `certificateThumbprint`, for servers that know
+    the key by its certificate: SHA-256 in base64url), TokenFile (the token in `tokenFile` is the assertion,
     as for Azure workload identity), or None. `assumedLifeSeconds`: how long a token is used whose answer has no
     `expires_in`.
     """
@@ -43,6 +44,8 @@ class OAuth2(FilterConfig):
     client_secret_ref: SecretRef | None = None
     private_key_ref: DocumentRef | None = None
     key_id: OptionalText = ""
+    algorithm: Literal["RS256", "PS256", "ES256", "ES384", "EdDSA"] | None = None
+    certificate_thumbprint: Annotated[str, Within(pattern=r"^([A-Za-z0-9_-]{43})?$")] = ""
     token_file: Annotated[str, Within(pattern=r"^(/[^\x00]*)?$")] = ""
     issuer: OptionalText = ""
     subject: OptionalText = ""
