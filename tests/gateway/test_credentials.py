@@ -482,6 +482,30 @@ def test_a_signature_is_over_what_each_attempt_sends_and_for_its_backend_alone(c
     talk.client << OK_PASSED
 
 
+def test_a_key_of_another_filter_is_under_the_signature(converse: Start):
+    """As exchanges have it: a key, and a signature over it; whatever the priorities, and the client's own key goes."""
+    signature = {
+        "secretRef": {"name": "key-b"}, "message": "{header.x-api-key}{target}",
+        "fields": [{"name": "X-Signature", "value": "{signature}"}],
+    }  # fmt: skip
+    signer = {**injector("b", hmac=signature, keepClientCredentials=True), "priority": 1}
+    del signer["config"]["secretRef"]
+    key = {**injector("a", header="X-Api-Key"), "priority": 2}
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.backend("a", "a.example", 80, extensions=[signer, key]),
+        m.http_route("r", m.prefix_rule("/", "a")),
+    ]  # fmt: skip
+    talk = converse(objects)
+    talk.client >> get(b"theirs", b"/x?api_key=theirs", more=b"X-Api-Key: theirs\r\n")
+    talk.dialled("a.example", 80)
+    found = talk.origin.take(rb"GET /x HTTP/1.1\r\n.*?X-Api-Key: ([^\r]+)\r\nX-Signature: (\w+)\r\n.*?\r\n\r\n")
+    assert b"theirs" not in found[0]
+    assert found[1] == KEYS["a"]
+    assert found[2] == hmac.digest(KEYS["b"], KEYS["a"] + b"/x", "sha256").hex().encode()
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
 IDP = {"group": m.OURS, "kind": "Backend", "name": "idp"}
 TOKEN = {"tokenRef": {"name": "key-a"}, "path": "app", "key": "token"}
 APP = {"privateKeyRef": {"name": "pem"}, "clientId": "Iv1", "installationId": 1}

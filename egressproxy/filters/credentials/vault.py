@@ -24,7 +24,7 @@ def from_vault(context: FilterContext, config: Vault) -> Fetch:
     ref = config.token_ref or (config.app_role.secret_id_ref if config.app_role is not None else None)
     secret = secret_of(context, ref)
     if find_spec("hvac") is None:
-        raise UnusableReference(INSTALL, ref)
+        raise UnusableReference(INSTALL)
     session: VaultSession | None = None
 
     async def fetch() -> Fetched:
