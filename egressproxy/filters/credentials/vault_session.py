@@ -107,7 +107,19 @@ class VaultSession:
             return False
         if left > 0 and self._is_renewable and self._renews_token():
             return False
-        client.token, self._lease = "", ""
+        held, client.token = client.token, ""
+        try:
+            auth = self._log_in()
+        except (VaultError, FetchError):
+            client.token = held
+            if left > 0:
+                return False  # the token before is still one
+            raise
+        self._token_life, self._lease = self._took(auth), ""
+        return True
+
+    def _log_in(self) -> Any:
+        config, client = self._config, self._client
         if config.kubernetes is not None:
             jwt = token_file(config.kubernetes.token_file)
             answer = client.auth.kubernetes.login(config.kubernetes.role, jwt, mount_point=config.kubernetes.mount)
@@ -115,8 +127,7 @@ class VaultSession:
             assert config.app_role is not None
             role = config.app_role
             answer = client.auth.approle.login(role.role_id, self._revealed(), mount_point=role.mount)
-        self._token_life = self._took(answer["auth"])
-        return True
+        return answer["auth"]
 
     def _renews_token(self) -> bool:
         try:

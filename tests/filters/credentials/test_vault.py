@@ -164,6 +164,16 @@ async def test_a_value_ends_with_the_token_and_a_new_login_reads_a_new_one(monke
     assert len(session.server.tokens) == 2
 
 
+async def test_a_login_that_fails_leaves_the_token_before_in_use(monkeypatch):
+    session = Session(VaultServer(token_life=1000, max_token_life=1000), LEASED, monkeypatch)
+    await session.fetch()
+    session.server.secret_id = "another"
+    fetched = await session.fetch(510)
+    assert (fetched.value, fetched.life_s) == (b"lease-canary-0", 490)
+    with pytest.raises(FetchError, match="for the login of the gateway"):
+        await session.fetch(500)
+
+
 async def test_a_revoked_token_is_replaced_once(monkeypatch):
     session = Session(VaultServer(), {**KV, **APP_ROLE}, monkeypatch)
     await session.fetch()
