@@ -99,7 +99,7 @@ image-lint: install-dev
 
 lock: ## write down the versions and hashes of what the image installs, the newest that pyproject.toml allows
 	@$(PYTHON) -m venv .cache/lock-venv && .cache/lock-venv/bin/python -m pip -qq --disable-pip-version-check install uv
-	@$(LOCK) pyproject.toml --extra kubernetes --extra cel --output-file requirements.lock
+	@$(LOCK) pyproject.toml --extra kubernetes --extra cel --extra vault --output-file requirements.lock
 	@sed -n '/^requires = /p; /^compile = /p' pyproject.toml | grep -o '"[^"]*"' | tr -d '"' | $(LOCK) - --output-file requirements-build.lock
 	@echo "requirements.lock and requirements-build.lock are written: look at the difference, and run the tests with it"
 

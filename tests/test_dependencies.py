@@ -34,6 +34,7 @@ def test_the_dependencies_are_those_that_are_imported():
         *project["dependencies"],
         *project["optional-dependencies"]["kubernetes"],
         *project["optional-dependencies"]["cel"],
+        *project["optional-dependencies"]["vault"],
     ]  # imported where it is asked for
     declared = {re.split(r"[^\w.-]", line, maxsplit=1)[0].lower().replace("_", "-") for line in asked}
     known = {
@@ -66,6 +67,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
         ("requirements.lock", PROJECT["project"]["dependencies"]),
         ("requirements.lock", PROJECT["project"]["optional-dependencies"]["kubernetes"]),
         ("requirements.lock", PROJECT["project"]["optional-dependencies"]["cel"]),
+        ("requirements.lock", PROJECT["project"]["optional-dependencies"]["vault"]),
         ("requirements-build.lock", PROJECT["build-system"]["requires"]),
         ("requirements-build.lock", PROJECT["project"]["optional-dependencies"]["compile"]),
     ],

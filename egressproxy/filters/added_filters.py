@@ -87,6 +87,8 @@ def arranged(
         moved = [*others, *own] if phase in _REQUESTS else [*own, *others]
         made = [*running[:first], *moved, *running[end:]]
         at = first + len(others) if phase in _REQUESTS else 0
+    if phase is Phase.BACKEND_REQUEST:
+        made.sort(key=lambda placed: placed.filter.signs_request)
     if around is not None and phase in (Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE):
         made.insert(at, around)
     return made

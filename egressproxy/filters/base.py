@@ -177,6 +177,7 @@ class Filter:
             with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
         sends_credential: what `backend_request` adds is for the backend alone. Filters that other objects declare run
             before it, and behind its methods for responses, whatever their priority; no filter of a response sees it.
+        signs_request: `backend_request` signs what is sent: it runs behind every other filter, whatever its priority.
         sends_more: `response_body` may have more to send when nothing has come for it. Where the body goes on as it
             comes, `x.notes["more of the response"]` is a function that, called with the filter, has the method called
             with b"".
@@ -200,6 +201,7 @@ class Filter:
     needs_original: bool = False
     ignores_trailers: bool = False
     sends_credential: bool = False
+    signs_request: bool = False
     sends_more: bool = False
     sees_trailers: bool = True
     waits_for_people: bool = False

@@ -7,8 +7,11 @@ import importlib.util
 import json
 import os
 import secrets
+import subprocess
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +19,31 @@ import pytest
 from aiohttp import web
 
 from tests.support import manifests as m
+from tests.support import vault_server
 from tests.support.canary import Canary
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.origins import ai, s3
+from tests.support.origins import ai, git, s3
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
 from tests.support.process import GatewayProcess
-from tests.support.waiting import wait_until
+from tests.support.vault_server import VaultServer
+from tests.support.waiting import WAIT_S, wait_until
 
-NEEDED = ("openai", "anthropic", "google.genai", "boto3")
+NEEDED = ("openai", "anthropic", "google.genai", "boto3", "hvac")
 if any(importlib.util.find_spec(name.partition(".")[0]) is None for name in NEEDED):
     if os.environ.get("EGRESSPROXY_CLIENTS") == "required":
-        pytest.fail("an SDK is not installed: openai, anthropic, google-genai and boto3 are needed")
-    pytest.skip("openai, anthropic, google-genai and boto3 are not all installed", allow_module_level=True)
+        pytest.fail("an SDK is not installed: openai, anthropic, google-genai, boto3 and hvac are needed")
+    pytest.skip("openai, anthropic, google-genai, boto3 and hvac are not all installed", allow_module_level=True)
 
 import anthropic  # noqa: E402
 import boto3  # noqa: E402
+import jwt  # noqa: E402
 import openai  # noqa: E402
+from aiohttp.typedefs import Handler  # noqa: E402
 from botocore.config import Config  # noqa: E402
+from cryptography.hazmat.primitives import serialization  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import rsa  # noqa: E402
 from google import genai  # noqa: E402
 from google.genai import types  # noqa: E402
 
@@ -43,8 +52,21 @@ PROVIDERS = ("openai", "anthropic", "gemini")
 #: Made anew for each run, so that no file of the checkout has them.
 KEYS = {
     name: f"canary-{name}-{secrets.token_hex(12)}"
-    for name in (*PROVIDERS, "aws", "client", "token", "basic", "query", "file", "command")
+    for name in (
+        *PROVIDERS,
+        "aws",
+        "client",
+        "token",
+        "basic",
+        "query",
+        "file",
+        "command",
+        "github",
+        "vault",
+        "secret-id",
+    )
 }
+APP_KEY = rsa.generate_private_key(65537, 2048)
 PLACEHOLDERS = {name: f"sk-egress-{name}-{secrets.token_hex(8)}" for name in PROVIDERS}
 #: The SDK of Anthropic shows its key as a bearer token.
 PLACES: dict[str, dict[str, Any]] = {"openai": {}, "anthropic": {}, "gemini": {"header": "x-goog-api-key"}}
@@ -83,8 +105,40 @@ async def token(request: web.Request) -> web.Response:
     return web.json_response({"access_token": KEYS["token"], "token_type": "Bearer", "expires_in": 3600})
 
 
+async def installation_token(request: web.Request) -> web.Response:
+    """As GitHub: for a token of the app that PyJWT accepts."""
+    if request.method == "GET":
+        return web.json_response({"id": 42})
+    assertion = request.headers["authorization"].removeprefix("Bearer ")
+    said = jwt.decode(assertion, APP_KEY.public_key(), ["RS256"], options={"require": ["iat", "exp", "iss"]})
+    if said["iss"] != "Iv23li" or said["exp"] - said["iat"] > 600 or await request.json() != {"repositories": ["a"]}:
+        return web.json_response({"message": "Bad credentials"}, status=401)
+    expiry = datetime.now(UTC) + timedelta(hours=1)
+    answer = {"token": KEYS["github"], "expires_at": expiry.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    return web.json_response(answer, status=201)
+
+
+def private(route: web.AbstractRouteDef) -> web.AbstractRouteDef:
+    """A repository that asks for the installation token, as git shows it."""
+    assert isinstance(route, web.RouteDef)
+    served: Handler = route.handler  # type: ignore[assignment]
+    shown = "Basic " + b64encode(f"x-access-token:{KEYS['github']}".encode()).decode()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Authorization") != shown:
+            return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="GitHub"'})
+        return await served(request)
+
+    return web.route(route.method, "/private" + route.path, handler)
+
+
 async def hello(request: web.Request) -> web.Response:
     return web.json_response({"hello": "there"})
+
+
+def pem(key: rsa.RSAPrivateKey) -> str:
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(*form).decode()
 
 
 def injecting(config: dict[str, Any]) -> list[m.Manifest]:
@@ -96,11 +150,16 @@ class World:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         pki = Pki(folder)
+        (folder / "git").mkdir()
+        self.vault = VaultServer(secret_id=KEYS["secret-id"], kv={"app": {"token": KEYS["vault"]}})
         tables = [
-            ai.routes(), s3.routes(),
+            ai.routes(), s3.routes(), map(private, git.routes(git.make_repository(folder / "git"))),
+            vault_server.routes(self.vault),
             [
                 web.post("/gemini/v1beta/models/{model}:{verb}", gemini), web.post("/token", token),
                 web.route("*", "/echo{rest:.*}", echo), web.get("/hello", hello),
+                web.get("/api/v3/repos/my-org/a/installation", installation_token),
+                web.post("/api/v3/app/installations/42/access_tokens", installation_token),
             ],
         ]  # fmt: skip
         self.origin = stack.enter_context(OriginServer(tables, pki.server_context(HOST)))
@@ -121,6 +180,19 @@ class World:
                 "authentication": "ClientSecretPost", "clientSecretRef": {"name": "client"},
             }
         }  # fmt: skip
+        configs["github"] = {
+            "githubApp": {
+                "backendRef": idp, "apiPath": "/api/v3", "clientId": "Iv23li", "privateKeyRef": {"name": "app"},
+                "owner": "my-org", "repository": "a", "repositories": ["a"],
+            },
+            "basic": {"username": "x-access-token"},
+        }  # fmt: skip
+        configs["vault"] = {
+            "vault": {
+                "backendRef": idp, "path": "app", "key": "token",
+                "appRole": {"roleId": "role-1", "secretIdRef": {"name": "secret-id"}},
+            }
+        }  # fmt: skip
         configs["basic"] = {"secretRef": {"name": "basic"}, "basic": {"username": "gw"}}
         configs["query"] = {"secretRef": {"name": "query"}, "query": "key"}
         configs["file"] = {"file": "key-file"}
@@ -139,7 +211,8 @@ class World:
             m.gateway(m.http_listener(self.port)),
             m.policy(dns=dns.address, cidrs=["127.0.0.0/8"]),
             m.config_map("ca", {"ca.crt": pki.ca_pem}),
-            *(m.secret(name, {"token": KEYS[name]}) for name in (*PROVIDERS, "client", "basic", "query")),
+            *(m.secret(name, {"token": KEYS[name]}) for name in (*PROVIDERS, "client", "basic", "query", "secret-id")),
+            m.secret("app", {"pem": pem(APP_KEY)}),
             m.secret("aws", {"id": "AKIACANARY", "secret": KEYS["aws"]}),
             m.backend("idp", HOST, port, tls=True, ca="ca"),
             m.backend("plain", HOST, port, tls=True, ca="ca"),
@@ -180,7 +253,10 @@ class World:
 
     def look(self) -> dict[str, str]:
         """The canary grep over all that was said so far."""
-        canary = Canary(KEYS.values(), [self.url(f"/{name}/hello") for name in ("openai", "oauth", "aws", "plain")])
+        canary = Canary(
+            (*KEYS.values(), *self.vault.values),
+            [self.url(f"/{name}/hello") for name in ("openai", "oauth", "aws", "plain")],
+        )
         return canary.look(self.gateway, *self.collected)
 
 
@@ -265,16 +341,29 @@ def signed_by(seen: Any, key_id: str, secret: str) -> bool:
     return again.headers["Authorization"] == fields["authorization"]
 
 
+def test_git_clones_a_private_repository_without_a_credential(world: World, tmp_path: Path):
+    """With the installation token of a GitHub App, which git never sees."""
+    environment = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0"}
+    for name in ("plain", "github"):
+        asked = ["git", "clone", "--quiet", world.url(f"/{name}/private/git/project.git"), name]
+        ended = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+        assert (ended.returncode == 0) == (name == "github"), ended.stderr
+        world.collected.append(ended.stdout + ended.stderr)
+    assert (tmp_path / "github" / "README").read_text() == "a project\n"
+    world.look()
+
+
 @pytest.mark.parametrize(
     ("name", "field", "expected"),
     [
         ("oauth", "authorization", f"Bearer {KEYS['token']}"),
         ("file", "authorization", f"Bearer {KEYS['file']}"),
         ("command", "authorization", f"Bearer {KEYS['command']}"),
+        ("vault", "authorization", f"Bearer {KEYS['vault']}"),
         ("basic", "authorization", None),
         ("query", "", None),
     ],
-    ids=["oauth", "file", "command", "basic", "query"],
+    ids=["oauth", "file", "command", "vault", "basic", "query"],
 )
 def test_the_other_sources_and_places(world: World, name: str, field: str, expected: str | None):
     status, _ = world.get(f"/{name}/hello?for={name}", Authorization="Bearer theirs")

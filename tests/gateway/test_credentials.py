@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from egressproxy.filters.content_coding import ContentDecoder, new_encoder
 from egressproxy.filters.credentials.aws_chunks import ChunkSigner
 from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4
 from egressproxy.model.secret import SecretBytes
+from tests.filters.credentials.kit import RSA_KEY, pem
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_hedging import asked, dialled
 from tests.gateway.kit import OK, OK_PASSED, forward, reverse
@@ -435,3 +437,101 @@ def test_a_filter_of_the_same_object_runs_where_its_priority_says(converse: Star
     origin.take(rb"GET .*?\r\n\r\n")
     origin >> OK
     talk.client << OK_PASSED
+
+
+def test_a_signature_is_over_what_each_attempt_sends_and_for_its_backend_alone(converse_on: Start):
+    """Behind a filter of the same Backend with a later priority, with the whole body, anew for a retry; a fail-over to
+    a backend without one takes none along.
+    """
+    signed_fields = [{"name": "X-Nonce", "value": "{nonce}"}, {"name": "X-Signature", "value": "v1={signature}"}]
+    message = "{method} {host}{target}\n{header.x-tenant}\n{nonce}\n{body}"
+    signature = {"secretRef": {"name": "key-a"}, "message": message, "fields": signed_fields}
+    extensions = [
+        {**injector("a", hmac=signature), "priority": 1},
+        {
+            "name": "late", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "backend-request", "priority": 900,
+            "config": {"request": {"set": [{"name": "X-Tenant", "value": "of-the-gateway"}]}},
+        },
+    ]  # fmt: skip
+    del extensions[0]["config"]["secretRef"]
+    rule = m.prefix_rule("/", "any", rewrite="/v2", retry={"attempts": 2, "codes": [503]})
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.backend("a", "a.example", 80, extensions=extensions),
+        m.backend("c", "c.example", 80), m.failover("any", "a", "c"), m.http_route("r", rule),
+    ]  # fmt: skip
+    talk = converse_on(objects)
+    talk.client >> (
+        b"POST /x?y HTTP/1.1\r\nHost: x\r\nX-Tenant: forged\r\nX_Signature: v1=forged\r\nX-Signature: v1=forged\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n"
+    )
+    talk.client >> b"0\r\n\r\n"
+    talk.dialled("a.example", 80)
+    found = talk.origin.take(
+        rb"POST /v2/x\?y HTTP/1.1\r\n.*?X-Nonce: (\w+)\r\nX-Signature: v1=(\w+)\r\n.*?\r\n\r\n(.{4})"
+    )
+    head, nonce, value, body = found[0], *found.groups()
+    assert b"forged" not in head
+    text = b"POST a.example/v2/x?y\nof-the-gateway\n" + nonce + b"\n" + body
+    assert value == hmac.digest(KEYS["a"], text, "sha256").hex().encode()
+    talk.origin >> b"HTTP/1.1 503 Down\r\nContent-Length: 2\r\n\r\nno"
+    talk.dialled("c.example", 80)
+    other = talk.origin.take(rb"POST /v2/x\?y HTTP/1.1\r\n.*?\r\n\r\nbody")[0]
+    assert b"x-nonce" not in other.lower()
+    assert value not in other
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_key_of_another_filter_is_under_the_signature(converse: Start):
+    """As exchanges have it: a key, and a signature over it; whatever the priorities, and the client's own key goes."""
+    signature = {
+        "secretRef": {"name": "key-b"}, "message": "{header.x-api-key}{target}",
+        "fields": [{"name": "X-Signature", "value": "{signature}"}],
+    }  # fmt: skip
+    signer = {**injector("b", hmac=signature, keepClientCredentials=True), "priority": 1}
+    del signer["config"]["secretRef"]
+    key = {**injector("a", header="X-Api-Key"), "priority": 2}
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.backend("a", "a.example", 80, extensions=[signer, key]),
+        m.http_route("r", m.prefix_rule("/", "a")),
+    ]  # fmt: skip
+    talk = converse(objects)
+    talk.client >> get(b"theirs", b"/x?api_key=theirs", more=b"X-Api-Key: theirs\r\n")
+    talk.dialled("a.example", 80)
+    found = talk.origin.take(rb"GET /x HTTP/1.1\r\n.*?X-Api-Key: ([^\r]+)\r\nX-Signature: (\w+)\r\n.*?\r\n\r\n")
+    assert b"theirs" not in found[0]
+    assert found[1] == KEYS["a"]
+    assert found[2] == hmac.digest(KEYS["b"], KEYS["a"] + b"/x", "sha256").hex().encode()
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+IDP = {"group": m.OURS, "kind": "Backend", "name": "idp"}
+TOKEN = {"tokenRef": {"name": "key-a"}, "path": "app", "key": "token"}
+APP = {"privateKeyRef": {"name": "pem"}, "clientId": "Iv1", "installationId": 1}
+
+
+@pytest.mark.parametrize(
+    "config", [{"vault": {"backendRef": IDP, **TOKEN}}, {"githubApp": {"backendRef": IDP, **APP}}],
+    ids=["vault", "githubApp"],
+)  # fmt: skip
+def test_what_gives_a_credential_is_asked_where_the_policy_allows_it(converse: Start, config: dict[str, Any]):
+    if "vault" in config:
+        pytest.importorskip("hvac")
+    (kind,) = config
+    config[kind]["allowPlaintext"] = True
+    extension = injector("a", **config)
+    del extension["config"]["secretRef"]
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.secret("pem", {"pem": pem(RSA_KEY)}),
+        m.ip_backend("idp", 80, "169.254.169.254"), m.backend("a", "a.example", 80, extensions=[extension]),
+        m.http_route("r", m.prefix_rule("/", "a")),
+    ]  # fmt: skip
+    talk = converse(objects)
+    talk.client >> get()
+    talk.dialled("a.example", 80)
+    status, _, _, _ = talk.client.answer()
+    assert (status, talk.record()["reason"]) == (503, "credential_missing")
+    assert "169.254.169.254" in talk.record()["detail"]
+    assert not any(KEYS["a"] in origin.received for origin in talk.origins)
+    assert len(talk.origins) == 1

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
-from egressproxy.filters.credentials.token_config import Gcp, MachinePath, OAuth2, TargetPath, TokenEndpoint
+from egressproxy.filters.credentials.signature_config import Hmac, HttpSignature
+from egressproxy.filters.credentials.token_config import (
+    Gcp,
+    GithubApp,
+    Jwt,
+    MachinePath,
+    OAuth2,
+    TargetPath,
+    TokenEndpoint,
+    Vault,
+)
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import (
     CalledBackendRef,
@@ -160,18 +170,34 @@ class Binding(FilterConfig):
 
 
 #: Where the value comes from: exactly one of these fields.
-SOURCES = ("secret_ref", "env", "file", "command", "oauth2", "gcp", "aws")
+SOURCES = (
+    "secret_ref",
+    "env",
+    "file",
+    "command",
+    "oauth2",
+    "jwt",
+    "github_app",
+    "vault",
+    "gcp",
+    "aws",
+    "hmac",
+    "http_signature",
+)
+#: Of these, what signs requests and has no value.
+SIGNATURES = ("aws", "hmac", "http_signature")
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialInjectorConfig(FilterConfig):
-    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `gcp`) and one place (`header`, `query`, `basic`).
+    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `jwt`, `githubApp`, `vault`, `gcp`), and one
+    place (`header`, `query`, `basic`).
 
     `env` is a variable of the gateway's environment. `file` starts at the folder of the manifest and stays inside.
     `header` or `query` names where the value goes; `{}` in `template` is replaced by it. Without a place it goes into
     `Authorization`, with the template `Bearer {}` (RFC 6750 section 2.1) unless another is given. With `header` or
     `query` the default template is `{}`. `basic` sends it as a password. `bind` says what the backend has to be. With
-    `aws` instead of a source and a place, requests are signed.
+    `aws`, `hmac` or `httpSignature` instead of a source and a place, requests are signed.
 
     With `placeholder` the value goes only into requests that have this text in that place. `require: placeholder`
     refuses all others. `placeholderBodyBytes`: so many bytes of each body are searched for placeholders; 0: none.
@@ -183,8 +209,13 @@ class CredentialInjectorConfig(FilterConfig):
     file: str = ""
     command: Command | None = None
     oauth2: OAuth2 | None = None
+    jwt: Jwt | None = None
+    github_app: GithubApp | None = None
+    vault: Vault | None = None
     gcp: Gcp | None = None
     aws: Aws | None = None
+    hmac: Hmac | None = None
+    http_signature: HttpSignature | None = None
     header: FieldName | Literal[""] = ""
     query: Annotated[str, Within(pattern=r"^[A-Za-z0-9._~-]*$")] = ""
     basic: Basic | None = None
@@ -201,18 +232,26 @@ class CredentialInjectorConfig(FilterConfig):
     def __post_init__(self) -> None:
         given = [name for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
-            listed = "`secretRef`, `env`, `file`, `command`, `oauth2`, `gcp`, `aws`"
+            listed = ", ".join(f"`{spelling(name)}`" for name in SOURCES)
             raise ValueError(f"one source of the credential is needed: write one of {listed}")
         if sum(map(bool, (self.header, self.query, self.basic is not None))) > 1:
             raise ValueError("`header`, `query` and `basic` exclude each other: keep one of them")
-        if self.aws is not None and (
+        signs = given[0] in SIGNATURES
+        if signs and (
             self.header or self.query or self.basic or self.template or self.placeholder or self.scrub_responses
         ):
-            raise ValueError("`aws` signs requests and sends no value: of the other fields it has `bind` alone")
+            signing = spelling(given[0])
+            raise ValueError(f"`{signing}` signs requests and sends no value: of the other fields it has `bind` alone")
+        if self.jwt is not None and self.jwt.is_of_caller and (self.placeholder or self.scrub_responses):
+            raise FieldFault(
+                "a token of the caller goes with neither `placeholder` nor `scrubResponses`: remove them",
+                "jwt",
+                "claims",
+            )
         if self.basic is not None and self.template:
             raise FieldFault("`basic` has a form of its own (RFC 7617): remove `template`", "template")
         # What is set here has to pass these checks again: a process that reads the IR makes the object anew.
-        if self.basic is None and self.aws is None:
+        if self.basic is None and not signs:
             if not self.template:
                 object.__setattr__(self, "template", "{}" if self.header or self.query else "Bearer {}")
             if not self.header and not self.query:

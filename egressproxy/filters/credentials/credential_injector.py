@@ -202,6 +202,18 @@ def _fetch(config: CredentialInjectorConfig, context: FilterContext) -> Callable
         from egressproxy.filters.credentials.oauth2 import from_oauth2
 
         return from_oauth2(context, config.oauth2)
+    if config.jwt is not None and not config.jwt.is_of_caller:
+        from egressproxy.filters.credentials.jwt_source import from_jwt
+
+        return from_jwt(context, config.jwt)
+    if config.github_app is not None:
+        from egressproxy.filters.credentials.github_app import from_github_app
+
+        return from_github_app(context, config.github_app)
+    if config.vault is not None:
+        from egressproxy.filters.credentials.vault import from_vault
+
+        return from_vault(context, config.vault)
     if config.gcp is not None:
         from egressproxy.filters.credentials.google import from_gcp
 

@@ -13,6 +13,14 @@ def _build(context: FilterContext) -> BackendCredential:
         from egressproxy.filters.credentials.aws_injector import AwsInjector
 
         return AwsInjector(context)
+    if context.config.hmac is not None or context.config.http_signature is not None:
+        from egressproxy.filters.credentials.request_signer import RequestSigner
+
+        return RequestSigner(context)
+    if context.config.jwt is not None and context.config.jwt.is_of_caller:
+        from egressproxy.filters.credentials.caller_token import CallerTokenInjector
+
+        return CallerTokenInjector(context)
     if not context.config.placeholder:
         return CredentialInjector(context)
     from egressproxy.filters.credentials.placeholder import PlaceholderInjector  # few configurations have one

@@ -5,15 +5,13 @@ Source: RFC 7523, RFC 8693, IAM Service Account Credentials API v1 (generateAcce
 
 from __future__ import annotations
 
-import time
-from datetime import datetime
 from typing import Final
 
 from egressproxy.filters.base import FilterContext
 from egressproxy.filters.credentials.oauth2 import Fetch, from_google_service_account, token_file
-from egressproxy.filters.credentials.refresher import Fetched, FetchError
+from egressproxy.filters.credentials.refresher import Fetched
 from egressproxy.filters.credentials.token_config import Gcp, GoogleMetadata, GoogleWorkloadIdentity
-from egressproxy.filters.credentials.token_endpoint import ask_json, checked_call, token_of
+from egressproxy.filters.credentials.token_endpoint import ask_json, checked_call, seconds_until, token_of
 
 _EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ACCESS_TOKEN: Final = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105
@@ -58,20 +56,9 @@ def _from_workload_identity(context: FilterContext, config: GoogleWorkloadIdenti
             fields=[(b"authorization", b"Bearer " + federated.value)],
         )
         token = token_of(answer, "accessToken", bearer=False)
-        return Fetched(token.value, _until(answer.get("expireTime")))
+        return Fetched(token.value, seconds_until(answer.get("expireTime"), "expireTime"))
 
     return fetch
-
-
-def _until(expiry: object) -> float:
-    """The seconds to this RFC 3339 time. Raises FetchError."""
-    try:
-        left = datetime.fromisoformat(str(expiry)).timestamp() - time.time()
-    except ValueError:
-        left = 0.0
-    if left <= 0:
-        raise FetchError("the answer has no expireTime in the future")
-    return left
 
 
 def _from_metadata(context: FilterContext, config: GoogleMetadata) -> Fetch:

@@ -8,10 +8,8 @@ identity is client credentials with a token of the cluster as the assertion.
 from __future__ import annotations
 
 import json
-import secrets
-import time
-from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Mapping
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote_plus, urlparse
@@ -19,6 +17,7 @@ from urllib.parse import quote_plus, urlparse
 from egressproxy.filters.base import FilterContext, UnusableReference
 from egressproxy.filters.credentials.local_sources import read_file
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
+from egressproxy.filters.credentials.signing_key import AssertionKey
 from egressproxy.filters.credentials.token_config import GoogleServiceAccount, OAuth2
 from egressproxy.filters.credentials.token_endpoint import ask_json, checked_call, token_of
 from egressproxy.filters.settings import SecretRef
@@ -30,14 +29,12 @@ _SPACE: Final = b" \t\r\n"
 
 Fetch = Callable[[], Awaitable[Fetched]]
 
-#: The lifetime of an assertion in seconds (RFC 7523 section 3: servers may refuse a long one).
-ASSERTION_S: Final = 300
-
 
 def from_oauth2(context: FilterContext, config: OAuth2) -> Fetch:
     """Fetches from the token endpoint. A missing Secret is a failed fetch. Raises UnusableReference for a bad key."""
     call = context.calls.get(config.token_endpoint.backend_ref.label)
-    key = _key(context, config.private_key_ref, config.key_id)
+    thumbprint = config.certificate_thumbprint
+    key = key_of(context, config.private_key_ref, config.key_id, config.algorithm or "", thumbprint)
     secret = secret_of(context, config.client_secret_ref)
 
     async def fetch() -> Fetched:
@@ -130,10 +127,13 @@ def _google_account(text: SecretBytes, config: GoogleServiceAccount) -> tuple[As
     return key, {"iss": email, "sub": email, "aud": uri}
 
 
-def _key(context: FilterContext, ref: SecretRef | None, key_id: str) -> AssertionKey | None:
-    pem = secret_of(context, ref)
+def key_of(
+    context: FilterContext, ref: SecretRef | None, key_id: str, algorithm: str = "", thumbprint: str = ""
+) -> AssertionKey | None:
+    """The key in a Secret; None if it is missing. Raises UnusableReference for one that cannot sign."""
+    value = secret_of(context, ref)
     try:
-        return AssertionKey(pem, key_id) if pem is not None else None
+        return AssertionKey(value, key_id, algorithm, thumbprint) if value is not None else None
     except ValueError as error:
         assert ref is not None
         raise UnusableReference(f"the secret {ref.label} cannot sign: {error}", ref) from None
@@ -151,61 +151,3 @@ def token_file(path: str) -> str:
         return read_file(Path(path)).decode("ascii").strip()
     except UnicodeDecodeError:
         raise FetchError(f"{path} does not hold a token", is_final=True) from None
-
-
-class AssertionKey:
-    """A private key that signs assertions: RSA (RS256), P-256 (ES256), P-384 (ES384) or Ed25519 (EdDSA)."""
-
-    __slots__ = ("_key_id", "_sign", "algorithm")
-
-    def __init__(self, pem: SecretBytes, key_id: str = "") -> None:
-        """Raises ValueError for an unsupported key; the message never has its content."""
-        self.algorithm, self._sign = _signer(pem)
-        self._key_id = key_id
-
-    def sign(self, claims: Mapping[str, Any]) -> str:
-        """The token with these claims and `iat`, `exp` and `jti`."""
-        now = int(time.time())
-        header = {"alg": self.algorithm, "typ": "JWT"} | ({"kid": self._key_id} if self._key_id else {})
-        times = {"iat": now, "exp": now + ASSERTION_S, "jti": secrets.token_hex(16)}
-        text = b".".join(_encoded(json.dumps(part).encode()) for part in (header, {**claims, **times}))
-        return (text + b"." + _encoded(self._sign(text))).decode()
-
-    def __repr__(self) -> str:
-        return f"AssertionKey({self.algorithm})"
-
-
-def _encoded(data: bytes) -> bytes:
-    return urlsafe_b64encode(data).rstrip(b"=")
-
-
-def _signer(pem: SecretBytes) -> tuple[str, Callable[[bytes], bytes]]:
-    # Here, since few processes need it.
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
-    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    try:
-        key = load_pem_private_key(pem.reveal(), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ValueError("it is not a private key in PEM without a password") from None
-    if isinstance(key, rsa.RSAPrivateKey) and key.key_size >= 2048:
-        return "RS256", lambda text: key.sign(text, padding.PKCS1v15(), hashes.SHA256())
-    if isinstance(key, ed25519.Ed25519PrivateKey):
-        return "EdDSA", key.sign
-    if isinstance(key, ec.EllipticCurvePrivateKey):
-        curves: dict[str, tuple[str, int, hashes.HashAlgorithm]] = {
-            "secp256r1": ("ES256", 32, hashes.SHA256()),
-            "secp384r1": ("ES384", 48, hashes.SHA384()),
-        }
-        if key.curve.name in curves:
-            name, size, digest = curves[key.curve.name]
-
-            def sign(text: bytes) -> bytes:
-                parts = decode_dss_signature(key.sign(text, ec.ECDSA(digest)))
-                return b"".join(part.to_bytes(size, "big") for part in parts)  # RFC 7518 section 3.4
-
-            return name, sign
-    raise ValueError("the key is not RSA of 2048 bits or more, P-256, P-384 or Ed25519")

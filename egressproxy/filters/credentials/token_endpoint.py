@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -66,12 +68,16 @@ async def ask_json(
     elif document is not None:
         body, kind = json.dumps(document).encode(), b"application/json"
     lines = [(b"accept", b"application/json"), *fields, *([(b"content-type", kind)] if kind else ())]
-    answer = await answer_of(call, method, path, lines, body)
+    return json_of(call, await answer_of(call, method, path, lines, body))
+
+
+def json_of(call: FilterCall, answer: CallAnswer, status: int = 200) -> dict[str, Any]:
+    """The object that is an answer of this status. Raises FetchError, as `ask_json`."""
     try:
         found = json.loads(answer.body)
     except (ValueError, RecursionError):
         found = None
-    if answer.status != 200:
+    if answer.status != status:
         code = found.get("error") if isinstance(found, dict) else None
         shown = f" ({code})" if isinstance(code, str) and _ERROR_CODE.fullmatch(code) else ""
         raise FetchError(f"backend {call.backend} answered with {answer.status}{shown} for a token")
@@ -112,3 +118,14 @@ def life_of(expires_in: object) -> float:
     if not 0 < life < math.inf:
         raise FetchError("the answer has an expires_in that is not a number of seconds")
     return life
+
+
+def seconds_until(time_text: object, name: str) -> float:
+    """The seconds to this RFC 3339 time, which the answer has as `name`. Raises FetchError."""
+    try:
+        left = datetime.fromisoformat(str(time_text)).timestamp() - time.time()
+    except ValueError:
+        left = 0.0
+    if left <= 0:
+        raise FetchError(f"the answer has no {name} in the future")
+    return left

@@ -9,11 +9,15 @@ from egressproxy.filters.credentials.config import CredentialInjectorConfig, bac
 from egressproxy.filters.validation import validated
 from tests.filters.credentials.kit import ENDPOINT
 from tests.filters.credentials.test_aws_injector import REFS, SESSION
+from tests.filters.credentials.test_github_app import APP
 from tests.filters.credentials.test_google import with_account
+from tests.filters.credentials.test_jwt import CALLER, SIGNED
 from tests.filters.credentials.test_oauth2 import BASIC, JWT
+from tests.filters.credentials.test_request_signer import OF_ALL, RFC_9421
 
 REF = {"secretRef": {"name": "s", "key": "k"}}
 IAM = ENDPOINT["backendRef"]
+VAULT = {"backendRef": IAM, "path": "app", "key": "token"}
 STS = {"roleArn": "arn:aws:iam::123456789012:role/a", "tokenFile": "/t", "sts": ENDPOINT}
 TOKEN_FILE = {"tokenEndpoint": ENDPOINT, "authentication": "TokenFile", "clientId": "a", "tokenFile": "/t"}
 CONFIGS = [
@@ -29,6 +33,13 @@ CONFIGS = [
     {"oauth2": BASIC},
     {"oauth2": {**JWT, "grant": "JwtBearer"}},
     {"oauth2": TOKEN_FILE},
+    {"jwt": CALLER},
+    {"jwt": {"sharedSecretRef": SIGNED["privateKeyRef"]}, "header": "X-Token"},
+    {"githubApp": {**APP, "permissions": {"contents": "read"}}, "basic": {"username": "x-access-token"}},
+    {"vault": {**VAULT, "tokenRef": {"name": "v", "key": "token"}, "engine": "KvV1"}},
+    {"vault": {**VAULT, "kubernetes": {"role": "gw"}, "namespace": "team/"}},
+    {"hmac": OF_ALL},
+    {"httpSignature": RFC_9421},
     with_account(),
     {"gcp": {"metadata": {"backendRef": IAM}}},
     {"aws": {"service": "s3", "region": "x", "accessKey": SESSION}},
@@ -56,6 +67,19 @@ def test_a_config_can_be_made_again_of_its_values(config):
             {"aws": {"service": "s3", "region": "x", "container": {"backendRef": IAM, "path": "/"}}},
             [], ["aws.container.backendRef"], "aws.container",
         ),
+        ({"jwt": CALLER}, ["jwt/pem"], [], ""),
+        ({"githubApp": APP}, ["app/pem"], ["githubApp.backendRef"], ""),
+        (
+            {"vault": {**VAULT, "kubernetes": {"role": "gw"}}},
+            [], ["vault.backendRef"], "vault.kubernetes.tokenFile",
+        ),
+        (
+            {"vault": {**VAULT, "appRole": {"roleId": "r", "secretIdRef": {"name": "v", "key": "id"}}}},
+            ["v/id"], ["vault.backendRef"], "",
+        ),
+        ({"vault": {**VAULT, "tokenFile": "/t"}}, [], ["vault.backendRef"], "vault.tokenFile"),
+        ({"hmac": OF_ALL}, ["s/k"], [], ""),
+        ({"httpSignature": RFC_9421}, ["s/k"], [], ""),
         (with_account(), ["sa/json"], ["gcp.serviceAccount.tokenEndpoint.backendRef"], ""),
         ({"aws": {"service": "s3", "region": "x", "accessKey": REFS}}, ["aws/id", "aws/secret"], [], ""),
         (

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import time
 from base64 import b64decode
 
@@ -7,7 +8,7 @@ import pytest
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.credentials import refresher
-from egressproxy.filters.credentials.oauth2 import AssertionKey
+from egressproxy.filters.credentials.signing_key import AssertionKey
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.event_aggregator import EventAggregator
 from egressproxy.telemetry.filter_meter import FilterMetrics
@@ -18,6 +19,7 @@ from tests.filters.credentials.kit import (
     RSA_KEY,
     Endpoint,
     claims,
+    decoded,
     exchange,
     granted,
     injector,
@@ -79,6 +81,20 @@ async def test_a_client_that_signs_who_it_is(key, algorithm):
     assert 0 < said.pop("exp") - time.time() <= 300
     assert len(said.pop("jti")) == 32
     assert said == {"iss": "me", "sub": "me", "aud": "https://idp.example/token"}
+    made.close()
+
+
+async def test_a_client_that_is_known_by_its_certificate():
+    """As Microsoft Entra wants it."""
+    idp = Endpoint(granted())
+    thumbprint = "A1bC2dE3fG4hI5jK6lM7nO8pQ9rS0tU1vW2xY3zA4bC"
+    config = {**JWT, "authentication": "PrivateKeyJwt", "clientId": "me", "algorithm": "PS256"}
+    made = injector(
+        {"oauth2": {**config, "certificateThumbprint": thumbprint}}, {"idp/pem": pem(RSA_KEY)}, {LABEL: idp}
+    )
+    await sent(made)
+    head = json.loads(decoded(dict(idp.form)["client_assertion"].split(".")[0]))
+    assert head == {"alg": "PS256", "typ": "JWT", "x5t#S256": thumbprint}
     made.close()
 
 
