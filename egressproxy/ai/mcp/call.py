@@ -17,16 +17,20 @@ SERVER_ERROR: Final = -32000
 INVALID_REQUEST: Final = -32600
 INTERNAL_ERROR: Final = -32603
 UNSUPPORTED_VERSION: Final = -32022
+#: MCP's URLElicitationRequiredError (revision 2025-11-25), which later revisions do not use any more.
+URL_ELICITATION_REQUIRED: Final = -32042
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class McpCall(ErrorForm):
     """`body` is None until the request's body was looked at, and for requests without JSON-RPC. `supported` are the
-    revisions that the backends of the rule speak, where they say it.
+    revisions that the backends of the rule speak, where they say it. `elicitation`: what the user is asked to open,
+    where that is why the request is refused.
     """
 
     supported: tuple[str, ...]
     body: RpcBody | None = None
+    elicitation: dict[str, str] | None = None
 
     @classmethod
     def begin(cls, exchange: Exchange, supported: tuple[str, ...]) -> McpCall:
@@ -46,6 +50,8 @@ class McpCall(ErrorForm):
         code = INTERNAL_ERROR
         if error.reason is Reason.MCP_VERSION:
             code, about = UNSUPPORTED_VERSION, {"supported": list(self.supported), **about}
+        elif self.elicitation is not None and error.reason is Reason.AUTHORIZATION_REQUIRED:
+            code, about = URL_ELICITATION_REQUIRED, {"elicitations": [self.elicitation], **about}
         elif denied:
             code = SERVER_ERROR
         elif error.source is FaultSource.DOWNSTREAM:
