@@ -189,11 +189,11 @@ class TokenClient:
         """The fields that authenticate the client; other methods add to the form. Raises FetchError."""
         if client is self.registration and (missing := self._missing_secret()):
             raise FetchError(f"the Secret of {missing} is missing")
+        form.append(("client_id", client.client_id))  # some servers look there, whatever authenticates the client
         is_own_key = self._key is not None and client is self.registration
         if client.secret and self._is_basic(server, client):
             pair = f"{quote_plus(client.client_id)}:{quote_plus(client.secret.encode('latin-1', 'replace'))}"
             return [(b"authorization", b"Basic " + b64encode(pair.encode()))]  # RFC 6749 section 2.3.1
-        form.append(("client_id", client.client_id))
         if client.secret:
             form.append(("client_secret", client.secret))
         elif is_own_key:
