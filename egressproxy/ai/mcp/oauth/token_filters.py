@@ -7,7 +7,6 @@ client cannot answer it. A token goes to the server of `resource` alone, in `Aut
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import Final
@@ -18,7 +17,7 @@ from egressproxy.ai.mcp.oauth.caller_tokens import AuthorizationRefused, CallerT
 from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, is_loopback, parse_url
 from egressproxy.ai.mcp.oauth.discovery import PROTECTED_RESOURCE, Discovery, ServerMetadata
 from egressproxy.ai.mcp.oauth.token_client import TokenClient
-from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
+from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import CredentialRenewed, Filter, FilterContext, OfMessages, Phase, UnusableReference
 from egressproxy.filters.credentials.backend_credential import (
     CREDENTIAL_PARAMETERS,
@@ -33,7 +32,6 @@ from egressproxy.filters.credentials.refresher import Fetched, FetchError, Refre
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import CREDENTIAL_FIELDS
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.mcp import PROTOCOL_VERSION, STATELESS_REVISIONS
 from egressproxy.model.secret import SecretBytes
 
 #: The shortest text of `encryptionKeyRef`, in bytes.
@@ -79,8 +77,8 @@ class TokenFilter(Filter, ABC):
         """Another token than this one; None: there is none. Raises GatewayError."""
 
     @abstractmethod
-    def _refusal(self, exchange: Exchange) -> GatewayError:
-        """The error of a request whose token the server does not accept."""
+    def _without(self, exchange: Exchange) -> LocalResponse:
+        """The response to a request that has no token which the server accepts. Raises GatewayError."""
 
     def backend_request(self, exchange: Exchange) -> Awaitable[LocalResponse | None] | LocalResponse | None:
         fields = exchange.request.fields
@@ -92,19 +90,19 @@ class TokenFilter(Filter, ABC):
             return None if exchange.client == _NOBODY else LocalResponse(404)
         return self._request(exchange)
 
-    def backend_response(self, exchange: Exchange) -> Awaitable[None] | None:
+    def backend_response(self, exchange: Exchange) -> Awaitable[LocalResponse] | None:
         sent = exchange.state.get(self._sent)
         if sent is not None and exchange.response.status == 401:
             return self._refused(exchange, sent)
         exchange.response.fields.remove(b"www-authenticate")
         return None
 
-    async def _refused(self, exchange: Exchange, sent: SecretBytes) -> None:
+    async def _refused(self, exchange: Exchange, sent: SecretBytes) -> LocalResponse:
         was_renewed = exchange.state.get(self._renewed) is not None
         exchange.keep(self._renewed, True)
         fresh = await self._renew(exchange, sent)
         if was_renewed or fresh is None or fresh == sent:
-            raise self._refusal(exchange)
+            return self._without(exchange)
         raise CredentialRenewed
 
     def _send(self, exchange: Exchange, line: SecretBytes) -> None:
@@ -170,8 +168,8 @@ class OwnToken(TokenFilter):
             await self._refresher.renew()
         return self._line
 
-    def _refusal(self, exchange: Exchange) -> GatewayError:
-        return self._missing(exchange, "the server refuses the token (401)")
+    def _without(self, exchange: Exchange) -> LocalResponse:
+        raise self._missing(exchange, "the server refuses the token (401)")
 
     def forecast(self, exchange: Exchange) -> None:
         """Raises as `backend_request`, but for a token that has to be fetched first."""
@@ -221,7 +219,7 @@ class CallerToken(TokenFilter):
         except FetchError as error:
             raise self._missing(exchange, str(error)) from None
         if found is None:
-            raise self._required(exchange)
+            return self._without(exchange)
         self._send(exchange, found.line)
         return None
 
@@ -232,15 +230,20 @@ class CallerToken(TokenFilter):
             raise self._missing(exchange, str(error)) from None
         return found.line if found is not None else None
 
-    def _refusal(self, exchange: Exchange) -> GatewayError:
-        return self._required(exchange)
+    def _without(self, exchange: Exchange) -> LocalResponse:
+        """Have the user allow access. Raises Denied for clients that have no other way to be told."""
+        error, call = self._required(), McpCall.of(exchange)
+        result = call.ask_to_open(exchange, self._redirect_uri, error.message) if call is not None else None
+        if result is None:
+            raise error
+        return LocalResponse(200, ((b"Content-Type", b"application/json"), (b"Cache-Control", b"no-store")), result)
 
     def forecast(self, exchange: Exchange) -> None:
         """Raises what the client gets until its user has allowed access."""
         self._check(exchange)
         try:
             if self._tokens.held(self._caller(exchange)) is None:
-                raise self._required(exchange)
+                raise self._required()
         except FetchError as error:
             raise self._missing(exchange, str(error)) from None
 
@@ -261,14 +264,8 @@ class CallerToken(TokenFilter):
             )
         return name
 
-    def _required(self, exchange: Exchange) -> Denied:
-        """The user has to allow access: open the URL with the client's credential for the gateway, then repeat."""
+    def _required(self) -> Denied:
         message = f"access to {self._resource} has to be allowed once: open {self._redirect_uri} in a browser"
-        call = McpCall.of(exchange)
-        if call is not None and exchange.request.fields.get(PROTOCOL_VERSION) not in STATELESS_REVISIONS:
-            call.elicitation = {
-                "mode": "url", "elicitationId": secrets.token_hex(16), "url": self._redirect_uri, "message": message
-            }  # fmt: skip
         remedy = "sign in there as this client of the gateway, allow access, and send the request again"
         return Denied(Reason.AUTHORIZATION_REQUIRED, message, rule=self._source, remedy=remedy)
 
