@@ -11,15 +11,18 @@ from __future__ import annotations
 import json
 import re
 from typing import Final
+from urllib.parse import quote
 
 from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, parse_url
 from egressproxy.ai.mcp.oauth.discovery import MAX_METADATA, PROTECTED_RESOURCE, covers
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, OfMessages, Phase, Rejected
+from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange, StateSlot
 
 _WELL_KNOWN: Final = f"/.well-known/{PROTECTED_RESOURCE}"
 #: The parameter of a challenge (RFC 9728 section 5.1; RFC 9110 section 11.2).
 _PARAMETER: Final = re.compile(rb'(\bresource_metadata[ \t]*=[ \t]*)("(?:[^"\\]|\\.)*"|[^\s,"]+)', re.IGNORECASE)
+_PATH: Final = "/%~!$&'()*+,;=:@"
 _PORTS: Final = {b"http": 80, b"https": 443}
 
 
@@ -42,7 +45,7 @@ class PassThrough(Filter):
         path = exchange.path.decode("latin-1")
         if path != _WELL_KNOWN and not path.startswith(f"{_WELL_KNOWN}/"):
             return
-        exchange.keep(self._asked, self._resource(exchange, path[len(_WELL_KNOWN) :]))
+        exchange.keep(self._asked, "".join(self._called(exchange, path[len(_WELL_KNOWN) :])))
         exchange.request.path = self._server_path
         exchange.request.fields.set(b"Accept-Encoding", b"identity")
 
@@ -50,9 +53,8 @@ class PassThrough(Filter):
         fields = exchange.response.fields
         challenges = fields.get_all(b"www-authenticate")
         if challenges and any(map(_PARAMETER.search, challenges)):
-            resource = self._resource(exchange, exchange.path.decode("latin-1").rstrip("/"))
-            url = parse_url(resource)
-            metadata = f'"{resource.removesuffix(url.path)}{_WELL_KNOWN}{url.path}"'.encode()
+            origin, path = self._called(exchange, exchange.path.decode("latin-1"))
+            metadata = f'"{origin}{_WELL_KNOWN}{path}"'.encode()
             fields.remove(b"www-authenticate")
             for challenge in challenges:
                 fields.add(b"WWW-Authenticate", _PARAMETER.sub(lambda found: found[1] + metadata, challenge))
@@ -75,14 +77,14 @@ class PassThrough(Filter):
         found["resource"] = exchange.state.get(self._asked)
         return json.dumps(found).encode()
 
-    def _resource(self, exchange: Exchange, path: str) -> str:
-        """The URL of the server as the client calls it, whose path is this one if no `publicUrl` says otherwise."""
-        if self._public is not None:
-            host, scheme, path = self._public, self._public.scheme, self._public.path.rstrip("/")
-            port = f":{host.port}" if host.port != _PORTS[scheme.encode()] else ""
-            return f"{scheme}://{host.host}{port}{path}"
-        scheme = exchange.scheme.decode()
-        authority = exchange.authority
-        if authority is None:
+    def _called(self, exchange: Exchange, path: str) -> tuple[str, str]:
+        """The server as the client calls it: the origin, and its path, which is this one if there is no `publicUrl`."""
+        public = self._public
+        if public is not None:
+            authority, scheme, path = Authority(public.host.strip("[]"), public.port), public.scheme.encode(), public.path
+        elif exchange.authority is not None:
+            authority, scheme = exchange.authority, exchange.scheme
+        else:
             raise Rejected("a request without Host has no URL: send one", status=400)
-        return f"{scheme}://{authority.host_field(_PORTS[exchange.scheme]).decode()}{path}"
+        origin = b"%b://%b" % (scheme, authority.host_field(_PORTS[scheme]))
+        return origin.decode(), quote(path.rstrip("/"), safe=_PATH)  # no quote ends the parameter of a challenge
