@@ -117,9 +117,12 @@ class NextAttempt(UpstreamFault):
 
 
 class CredentialRenewed(NextAttempt):
-    """The backend refused a credential, and there is another now: it gets the request once more, whether or not the
-    rule has retries. Without sessions and retries, and for a long body, the client gets 502 and repeats it.
+    """The backend refused a credential, and there is another now: the request goes once more, whether or not the rule
+    has retries. Without sessions and retries, and for a long body, the client gets 502 and repeats it. `outcome` is
+    the outcome of the first attempt.
     """
+
+    outcome = "credential_renewed"
 
     def __init__(self) -> None:
         super().__init__("its credential was refused, and is renewed; repeat the request")

@@ -77,9 +77,9 @@ class RetryState:
 
     __slots__ = (
         "_affinity", "_bound_session", "_codes", "_down", "_exchange", "_failover", "_following", "_is_adapted",
-        "_is_good", "_is_hedged", "_is_renewed", "_origin", "_outcome", "_policy", "_presented_session", "_retries",
-        "_route", "_tried", "answer", "backend", "beginning", "body", "chosen", "collected", "elapsed_s", "ends_at",
-        "error", "failover_state", "failures", "first_byte_s", "hedges", "now", "parallel", "repeat", "replay_limit",
+        "_is_good", "_is_hedged", "_origin", "_outcome", "_policy", "_presented_session", "_retries", "_route",
+        "_tried", "answer", "backend", "beginning", "body", "chosen", "collected", "elapsed_s", "ends_at", "error",
+        "failover_state", "failures", "first_byte_s", "hedges", "now", "parallel", "repeat", "replay_limit",
         "sessions", "status", "target", "wait_s",
     )  # fmt: skip
 
@@ -134,7 +134,6 @@ class RetryState:
         self.failures: list[str] = []
         self._retries = 0
         self._is_hedged = False  # there were several attempts at once
-        self._is_renewed = False  # the backend was asked again with another credential
         self.body: ReplayableBody | None = None
         self.answer: LocalResponse | None = None
 
@@ -320,16 +319,14 @@ class RetryState:
     # --- after a failure -------------------------------------------------------------------------------------------
     def _goes_on(self, error: UpstreamFault | LimitExceeded) -> bool:
         backend, body, policy = self.backend, self.body, self._policy
+        if isinstance(error, CredentialRenewed) and error.outcome not in self.failures and (not body or body.is_kept):
+            self._outcome, self._following, self.wait_s, self._retries = error.outcome, None, 0.0, self._retries - 1
+            self.failures.append(error.outcome)
+            return True
         self._outcome = error.reason.value
         is_wish = isinstance(error, NextAttempt)  # of a filter: nothing has failed
         self._following = self._next_backend(None if is_wish else error) if self.failover_state is not None else None
-        if isinstance(error, CredentialRenewed) and not self._is_renewed and (body is None or body.is_kept):
-            self._is_renewed, self.wait_s = True, 0.0
-            if self._bound_session is None:
-                self._following = backend
-            else:
-                self._retries -= 1  # its own endpoint is asked again, whether or not the rule has retries
-        elif is_wish:
+        if is_wish:
             if self._following is None and not self._may_retry():
                 return False
         elif self._following is None:
@@ -345,8 +342,6 @@ class RetryState:
             ):
                 return False
         self.failures.append(self._outcome)
-        if is_wish:
-            return True
         if error.retry is RetrySafety.IF_REUSED:
             self.wait_s = 0.0
         elif error.retry is RetrySafety.SAFE and self.target is not None:

@@ -43,6 +43,7 @@ class Url(NamedTuple):
 
 
 def is_loopback(host: str) -> bool:
+    """Whether this name or address is this machine."""
     try:
         return host == "localhost" or ip_address(host.strip("[]")).is_loopback
     except ValueError:

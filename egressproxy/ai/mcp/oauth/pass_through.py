@@ -22,7 +22,7 @@ from egressproxy.model.exchange import Exchange, StateSlot
 _WELL_KNOWN: Final = f"/.well-known/{PROTECTED_RESOURCE}"
 #: The parameter of a challenge (RFC 9728 section 5.1; RFC 9110 section 11.2).
 _PARAMETER: Final = re.compile(rb'(\bresource_metadata[ \t]*=[ \t]*)("(?:[^"\\]|\\.)*"|[^\s,"]+)', re.IGNORECASE)
-_PATH: Final = "/%~!$&'()*+,;=:@"
+_PATH: Final = "/%~!$&'()+,;=:@*"
 _PORTS: Final = {b"http": 80, b"https": 443}
 
 
@@ -59,7 +59,7 @@ class PassThrough(Filter):
             for challenge in challenges:
                 fields.add(b"WWW-Authenticate", _PARAMETER.sub(lambda found: found[1] + metadata, challenge))
         if exchange.state.get(self._asked) is not None:
-            fields.set(b"Cache-Control", b"no-store")  # it is for those who ask under this name
+            fields.set(b"Cache-Control", b"no-store")  # other clients may call by another URL
 
     def body_mode_for(self, exchange: Exchange, /, phase: Phase) -> BodyMode | None:
         is_metadata = exchange.state.get(self._asked) is not None and exchange.response.status == 200
@@ -81,7 +81,8 @@ class PassThrough(Filter):
         """The server as the client calls it: the origin, and its path, which is this one if there is no `publicUrl`."""
         public = self._public
         if public is not None:
-            authority, scheme, path = Authority(public.host.strip("[]"), public.port), public.scheme.encode(), public.path
+            authority = Authority(public.host.strip("[]"), public.port)
+            scheme, path = public.scheme.encode(), public.path
         elif exchange.authority is not None:
             authority, scheme = exchange.authority, exchange.scheme
         else:
