@@ -1,7 +1,8 @@
 """CallerStore: what is kept of each caller, one file for each, in a folder that all workers share.
 
 A file is readable by the gateway's user alone (mode 0600), and encrypted where there is a key. The name of a file is a
-digest of the resource and of the caller's name, which the file repeats: no entry is ever read for another caller.
+digest of the owner and of the caller's name, which the file repeats: no entry is ever read for another caller, or by a
+filter that another object declares.
 Changes are made under a lock of the caller, which holds between processes: a refresh token that rotates is used once.
 """
 
@@ -35,14 +36,14 @@ Stamp = tuple[int, int, int]
 
 
 class CallerStore:
-    """The entries of one resource in one folder."""
+    """The entries of one owner in one folder."""
 
-    __slots__ = ("_folder", "_key", "_resource")
+    __slots__ = ("_folder", "_key", "_owner")
 
-    def __init__(self, folder: str, resource: str, key: SecretBytes | None) -> None:
-        """`key`: any secret text; None: files are not encrypted."""
+    def __init__(self, folder: str, owner: str, key: SecretBytes | None) -> None:
+        """`owner`: what the tokens are for, and by whom; `key`: any secret text; None: files are not encrypted."""
         self._folder = Path(folder)
-        self._resource = resource
+        self._owner = owner
         self._key = (
             SecretBytes(sha256(b"egressproxy mcp tokens\0" + key.reveal()).digest()) if key is not None else None
         )
@@ -73,14 +74,17 @@ class CallerStore:
             entry = json.loads(self._decrypted(path.name, data))
         except (ValueError, RecursionError):
             raise FetchError(f"stateFolder: {path} cannot be read with this encryptionKeyRef: remove it") from None
-        if not isinstance(entry, dict) or entry.get("caller") != caller or entry.get("resource") != self._resource:
+        if not isinstance(entry, dict) or entry.get("caller") != caller or entry.get("owner") != self._owner:
             raise FetchError(f"stateFolder: {path} is of another caller: remove it")
         return entry
 
-    def write(self, caller: str, entry: dict[str, Any]) -> None:
+    async def write(self, caller: str, entry: dict[str, Any]) -> None:
         """Replace the entry of this caller in one step; its lock is held. Raises FetchError."""
+        await asyncio.to_thread(self._write, caller, entry)  # the disk may be slow
+
+    def _write(self, caller: str, entry: dict[str, Any]) -> None:
         path = self._path(caller)
-        data = json.dumps({**entry, "caller": caller, "resource": self._resource}).encode()
+        data = json.dumps({**entry, "caller": caller, "owner": self._owner}).encode()
         made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -95,13 +99,6 @@ class CallerStore:
                 raise
         except OSError as error:
             raise FetchError(f"stateFolder: {path} cannot be written ({error.strerror})") from None
-
-    def remove(self, caller: str) -> None:
-        """Keep nothing of this caller; its lock is held. Raises FetchError."""
-        try:
-            self._path(caller).unlink(missing_ok=True)
-        except OSError as error:
-            raise FetchError(f"stateFolder: {error.filename} cannot be removed ({error.strerror})") from None
 
     @asynccontextmanager
     async def locked(self, caller: str) -> AsyncIterator[None]:
@@ -125,7 +122,7 @@ class CallerStore:
             os.close(descriptor)  # which ends the lock
 
     def _path(self, caller: str) -> Path:
-        digest = sha256(b"%b\0%b" % (self._resource.encode(), caller.encode("utf-8", "surrogateescape")))
+        digest = sha256(b"%b\0%b" % (self._owner.encode(), caller.encode("utf-8", "surrogateescape")))
         return self._folder / f"{digest.hexdigest()}.token"
 
     def _encrypted(self, name: str, data: bytes) -> bytes:

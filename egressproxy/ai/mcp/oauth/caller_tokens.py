@@ -11,10 +11,10 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from egressproxy.ai.mcp.oauth.caller_store import CallerStore, Stamp
@@ -28,6 +28,8 @@ PENDING_S: Final = 600.0
 MAX_PENDING: Final = 5
 #: A token is refreshed so long before its end, in seconds, or in a tenth of its life.
 EARLY_S: Final = 60.0
+#: After a refresh that fails the next one is tried, in seconds.
+AGAIN_S: Final = 5.0
 #: Callers whose token is held in memory.
 MAX_CACHED: Final = 4096
 #: Error codes of a token endpoint for which no later attempt helps (RFC 6749 section 5.2).
@@ -36,6 +38,7 @@ _FINAL: Final = frozenset(("invalid_grant", "invalid_client", "unauthorized_clie
 _ERROR_CODE: Final = re.compile(r"[a-z_]{1,40}")
 
 Entry = dict[str, Any]
+T = TypeVar("T")
 
 
 class AuthorizationRefused(Exception):
@@ -59,8 +62,10 @@ class CallerTokens:
     _redirect_uri: str
     _find_server: Callable[[], Awaitable[ServerMetadata]]
     _count: Callable[[str], None]
-    _cache: dict[str, tuple[Stamp, Held | None]]
-    _renewals: dict[str, asyncio.Task[Held | None]]
+    _cache: dict[str, tuple[Stamp, Held | None]] = field(default_factory=dict)
+    _renewals: dict[str, asyncio.Task[Held | None]] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _failures: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     # --- use -------------------------------------------------------------------------------------------------------
     def held(self, caller: str) -> Held | None:
@@ -92,17 +97,22 @@ class CallerTokens:
     async def _renewed(self, caller: str, refused: SecretBytes | None) -> Held | None:
         task = self._renewals.get(caller)
         if task is None:
-            # A client that leaves must not lose a refresh token that the server has replaced already.
-            task = asyncio.get_running_loop().create_task(self._renew(caller, refused))
-            self._renewals[caller] = task
-            task.add_done_callback(lambda done: self._ended(caller, done))
+            task = self._renewals[caller] = self._begun(self._renew(caller, refused))
+            task.add_done_callback(lambda _done: self._renewals.pop(caller, None))
         found = await asyncio.shield(task)
         return await self._renewed(caller, refused) if found is not None and found.line == refused else found
 
-    def _ended(self, caller: str, task: asyncio.Task[Held | None]) -> None:
-        self._renewals.pop(caller, None)
+    def _begun(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Work that goes on if its client leaves: codes and refresh tokens are used once, and must not be lost."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits gets it
+            task.exception()  # the client that waits gets it
 
     async def _renew(self, caller: str, refused: SecretBytes | None) -> Held | None:
         async with self._store.locked(caller):
@@ -115,28 +125,56 @@ class CallerTokens:
             if is_new or not tokens["refresh"]:
                 if refused is None and found.ends_at > now:
                     return found
-                return self._drop(caller, entry, "dropped")
-            server = await self._find_server()
-            client = self._registration(entry, server)
-            if client is None or tokens["issuer"] != server.issuer:
-                return self._drop(caller, entry, "dropped")
+                return await self._drop(caller, entry, "dropped")
             try:
-                fresh = await self._client.by_refresh(server, client, tokens["refresh"])
-            except FetchError as error:
-                if error.code in _FINAL:
-                    if error.code != "invalid_grant":
-                        entry.pop("client", None)
-                    return self._drop(caller, entry, "refresh_refused")
-                self._count("refresh_failed")
+                return await self._refreshed(caller, entry)
+            except FetchError:
                 if refused is None and found.ends_at > now:
                     return found
                 raise
-            self._count("refreshed")
-            return self._keep(caller, entry, server, fresh)
+
+    async def _refreshed(self, caller: str, entry: Entry) -> Held | None:
+        """The next token of this caller; None: its refresh token is no longer valid. Raises FetchError."""
+        until, failure = self._failures.get(caller, (0.0, ""))
+        if until > time.time():
+            raise FetchError(failure)
+        self._failures.pop(caller, None)
+        tokens = entry["tokens"]
+        try:
+            server = await self._find_server()
+            client = self._registration(entry, server)
+            if client is None or tokens["issuer"] != server.issuer:
+                return await self._drop(caller, entry, "dropped")
+            fresh = await self._client.by_refresh(server, client, tokens["refresh"])
+        except FetchError as error:
+            if error.code in _FINAL:
+                if error.code != "invalid_grant":
+                    entry.pop("client", None)
+                return await self._drop(caller, entry, "refresh_refused")
+            self._count("refresh_failed")
+            self._failures[caller] = time.time() + AGAIN_S, str(error)
+            raise
+        self._count("refreshed")
+        return await self._keep(caller, entry, server, fresh)
 
     # --- authorization ---------------------------------------------------------------------------------------------
     async def begin(self, caller: str) -> str:
         """Where the caller's browser goes to allow access. Raises FetchError."""
+        return await asyncio.shield(self._begun(self._begin(caller)))
+
+    async def finish(self, caller: str, query: str) -> None:
+        """Take what the authorization server has sent the browser back with, once. Raises AuthorizationRefused,
+        FetchError.
+        """
+        await asyncio.shield(self._begun(self._finish(caller, query)))
+
+    async def forget(self, caller: str) -> bool:
+        """Drop the tokens of this caller, and have the authorization server end them. False: there are none. Raises
+        FetchError for tokens that are dropped here and may live on there.
+        """
+        return await asyncio.shield(self._begun(self._forget(caller)))
+
+    async def _begin(self, caller: str) -> str:
         server = await self._find_server()
         async with self._store.locked(caller):
             entry = self._store.read(caller)
@@ -149,14 +187,11 @@ class CallerTokens:
             url = self._client.authorization_url(server, client, state, verifier)
             begun = {"state": _digest(state), "verifier": verifier, "issuer": server.issuer, "since": time.time()}
             entry["pending"] = [*_pending(entry)[1 - MAX_PENDING :], begun]
-            self._store.write(caller, entry)
+            await self._store.write(caller, entry)
         self._count("begun")
         return url
 
-    async def finish(self, caller: str, query: str) -> None:
-        """Take what the authorization server has sent the browser back with, once. Raises AuthorizationRefused,
-        FetchError.
-        """
+    async def _finish(self, caller: str, query: str) -> None:
         given = _parameters(query)
         server = await self._find_server()
         async with self._store.locked(caller):
@@ -168,7 +203,7 @@ class CallerTokens:
                     "This authorization was not begun here by you, is over, or was used already."
                 )
             entry["pending"] = [each for each in _pending(entry) if each is not found]
-            self._store.write(caller, entry)  # before the code goes anywhere: it is used once
+            await self._store.write(caller, entry)  # before the code goes anywhere: it is used once
             issuer = given.get("iss")
             if found["issuer"] != server.issuer or issuer not in (server.issuer, None):
                 raise AuthorizationRefused("The answer is from another authorization server than the one asked.")
@@ -181,20 +216,17 @@ class CallerTokens:
                 why = f" ({shown})" if _ERROR_CODE.fullmatch(shown) else ""
                 raise AuthorizationRefused(f"The authorization server did not give access{why}.")
             tokens = await self._client.by_code(server, client, code, found["verifier"])
-            self._keep(caller, {**entry, "pending": []}, server, tokens)
+            await self._keep(caller, {**entry, "pending": []}, server, tokens)
         self._count("authorized")
 
-    async def forget(self, caller: str) -> bool:
-        """Drop the tokens of this caller, and have the authorization server end them. False: there are none. Raises
-        FetchError for tokens that are dropped here and may live on there.
-        """
+    async def _forget(self, caller: str) -> bool:
         async with self._store.locked(caller):
             entry = self._store.read(caller)
-            self._store.remove(caller)
-        tokens = entry.get("tokens")
-        if tokens is None:
-            return False
-        self._count("revoked")
+            tokens = entry.get("tokens")
+            if tokens is None:
+                return False
+            # The registration stays: who drops and begins again and again does not register the gateway each time.
+            await self._drop(caller, {**entry, "pending": []}, "revoked")
         server = await self._find_server()
         client = self._registration(entry, server)
         if client is not None and tokens["issuer"] == server.issuer:
@@ -213,18 +245,17 @@ class CallerTokens:
         client = Registration(**kept)
         return None if client.is_over else client
 
-    def _keep(self, caller: str, entry: Entry, server: ServerMetadata, tokens: Tokens) -> Held | None:
+    async def _keep(self, caller: str, entry: Entry, server: ServerMetadata, tokens: Tokens) -> Held | None:
         now = time.time()
         kept = {
             "access": tokens.access.reveal().decode("ascii"), "refresh": tokens.refresh, "issuer": server.issuer,
             "since": now, "ends": now + tokens.life_s,
         }  # fmt: skip
-        self._store.write(caller, {**entry, "tokens": kept})
+        await self._store.write(caller, {**entry, "tokens": kept})
         return _held({"tokens": kept})
 
-    def _drop(self, caller: str, entry: Entry, what: str) -> Held | None:
-        entry.pop("tokens", None)
-        self._store.write(caller, entry)
+    async def _drop(self, caller: str, entry: Entry, what: str) -> Held | None:
+        await self._store.write(caller, {name: value for name, value in entry.items() if name != "tokens"})
         self._count(what)
         return None
 

@@ -63,7 +63,7 @@ class PassThrough(Filter):
 
     def body_mode_for(self, exchange: Exchange, /, phase: Phase) -> BodyMode | None:
         is_metadata = exchange.state.get(self._asked) is not None and exchange.response.status == 200
-        return BodyMode.BUFFER if is_metadata else None
+        return BodyMode.BUFFER if is_metadata and exchange.method == b"GET" else None
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Rejected (502) for what is no metadata of this server."""

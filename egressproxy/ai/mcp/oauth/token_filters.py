@@ -198,12 +198,12 @@ class CallerToken(TokenFilter):
             "egress_mcp_authorizations", "Authorizations of callers at MCP servers, and what became of their tokens.",
             ("source", "event"),
         )  # fmt: skip
-        store = CallerStore(config.state_folder, config.resource, key)
+        store = CallerStore(config.state_folder, f"{context.source} {config.resource}", key)
 
         def count(event: str) -> None:
             counter.add(1, context.source, event)
 
-        self._tokens = CallerTokens(store, self._client, config.redirect_uri, self._server, count, {}, {})
+        self._tokens = CallerTokens(store, self._client, config.redirect_uri, self._server, count)
 
     # --- requests to the server ------------------------------------------------------------------------------------
     def _request(self, exchange: Exchange) -> Awaitable[LocalResponse | None] | LocalResponse | None:

@@ -45,6 +45,7 @@ class Server:
 
     async def request(self, method, path, fields=(), body=b"", *, timeout_s, x=None):
         assert x is None
+        assert 0 < timeout_s <= 15
         self.asked.append((method, path.decode(), Fields.of(fields), body))
         found = self.documents.get(path.decode(), (404, {}))
         if callable(found):
@@ -131,7 +132,7 @@ def by_code(folder, **more):
     }  # fmt: skip
 
 
-def made(config, login=None, server=None, secrets=None, metrics=None, notices=None):
+def made(config, login=None, server=None, secrets=None, metrics=None, notices=None, source="Backend agents/tools"):
     """The filter of this config."""
     settings = validated(McpAuthorizationConfig, json.dumps(config))
     values = {"oauth/secret": "s3cret:+"} if secrets is None else secrets
@@ -140,7 +141,7 @@ def made(config, login=None, server=None, secrets=None, metrics=None, notices=No
     told = FilterNotices(EventAggregator() if notices is None else notices, "auth", "Backend agents/tools")
     context = FilterContext(
         settings, {label: SecretBytes(value.encode()) for label, value in values.items()}, "auth",
-        "Backend agents/tools", "Backend agents/tools", "", Phase.BACKEND_REQUEST, calls=calls, meter=meter,
+        source, source, "", Phase.BACKEND_REQUEST, calls=calls, meter=meter,
         notices=told,
     )  # fmt: skip
     return MCP_AUTHORIZATION.build(context)

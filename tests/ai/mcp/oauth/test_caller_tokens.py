@@ -29,6 +29,7 @@ from tests.ai.mcp.oauth.kit import (
     state_of,
     token,
 )
+from tests.support.waiting import until
 
 KEY = "k" * 32
 KEY_REF = {"encryptionKeyRef": {"name": "oauth", "key": "key"}}
@@ -195,6 +196,10 @@ async def test_a_refresh_that_fails_for_now_leaves_the_token_that_is_valid(tmp_p
         await sent(filter)
     assert "temporarily_unavailable" in caught.value.detail
     login.error = "invalid_grant"  # revoked
+    with pytest.raises(GatewayFault):
+        await sent(filter)
+    assert len(login.forms) == 3  # the server is not asked again at once
+    monkeypatch.setattr(caller_tokens.time, "time", lambda: now() + 3607)
     await refused(filter)
     filter.close()
 
@@ -315,3 +320,34 @@ async def test_the_browser_brings_nothing_along_and_other_methods_do_nothing(tmp
     assert state_of(fields[b"Location"].decode()).encode() not in answer.body
     assert (await page(filter, method="POST")).status == 405
     filter.close()
+
+
+async def test_a_browser_that_leaves_does_not_lose_what_was_begun(tmp_path):
+    login = Login()
+    filter = made(by_code(tmp_path), login)
+    query = login.allow(await begun(filter))
+    going = asyncio.create_task(page(filter, query))
+    await until(lambda: filter._tokens._tasks)
+    going.cancel()
+    await until(lambda: filter._tokens.held("alice"))
+    assert token(await sent(filter)) == b"Bearer tok-1"
+    filter.close()
+
+
+async def test_dropping_and_beginning_again_registers_the_gateway_once(tmp_path):
+    login = Login()
+    filter = made(by_code(tmp_path), login)
+    for _ in range(3):
+        await authorized(filter, login)
+        assert (await page(filter, method="DELETE")).status == 204
+    assert len(login.clients) == 1
+    filter.close()
+
+
+async def test_another_object_with_the_same_folder_and_resource_has_tokens_of_its_own(tmp_path):
+    login = Login()
+    filter, other = made(by_code(tmp_path), login), made(by_code(tmp_path), login, source="Backend evil/tools")
+    await authorized(filter, login)
+    await refused(other)
+    filter.close()
+    other.close()

@@ -110,6 +110,7 @@ async def test_a_server_without_metadata_has_the_first_authorization_server():
         (Login(), Server({"/.well-known/oauth-protected-resource/mcp": (503, {})}), "answered with 503"),
         (Login(), Server({"/.well-known/oauth-protected-resource/mcp": b"[" * 60000}), "no JSON object"),
         (Server(), tools(), "has no metadata"),
+        (Server({"/.well-known/oauth-authorization-server": (302, {})}), tools(), "answered with 302"),
         (Server(is_verified=False), tools(), "not reached over verified TLS"),
     ],
 )  # fmt: skip
