@@ -40,25 +40,27 @@ def backend(name: str, port: int, **config: Any) -> m.Manifest:
 
 
 class World:
-    """Two servers of the SDK, each with its authorization server: one behind mode AuthorizationCode, at /tools of a
-    listener that knows its clients; one behind PassThrough, at /own of another listener.
+    """A server of the SDK with its authorization server, behind three Backends: at /tools of a listener that knows its
+    clients in mode AuthorizationCode, and at /machine and /own of another one in ClientCredentials and PassThrough.
     """
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self.port, self.open_port, self.server, other = (free_port() for _ in range(4))
+        self.port, self.open_port, self.server = (free_port() for _ in range(3))
         self.folder, self.url = folder, f"http://127.0.0.1:{self.port}"
         self.own_url = f"http://127.0.0.1:{self.open_port}/own"
-        for port, *more in ((self.server,), (other, self.own_url)):
-            command = [PYTHON, str(PROGRAMS / "mcp_oauth_server.py"), str(port), *more]
-            stack.callback(stack.enter_context(subprocess.Popen(command)).terminate)
-        for port in (self.server, other):
-            wait_until(lambda port=port: accepts(port), "the MCP server does not listen")  # type: ignore[misc]
+        command = [PYTHON, str(PROGRAMS / "mcp_oauth_server.py"), str(self.server), self.own_url]
+        stack.callback(stack.enter_context(subprocess.Popen(command)).terminate)
+        wait_until(lambda: accepts(self.server), "the MCP server does not listen")
         self.issuer = f"http://127.0.0.1:{self.server}"
         login = {"group": m.OURS, "kind": "Backend"}
         config = {
             "mode": "AuthorizationCode", "resource": f"{self.issuer}/mcp", "metadataRef": {**login, "name": "tools"},
             "authorizationServers": [{"url": self.issuer, "backendRef": {**login, "name": "login"}}],
             "redirectUri": self.url + CALLBACK, "stateFolder": str(folder / "tokens"),
+        }  # fmt: skip
+        machine = {
+            **{name: config[name] for name in ("resource", "metadataRef", "authorizationServers")},
+            "mode": "ClientCredentials", "clientId": "machine", "clientSecretRef": {"name": "machine", "key": "secret"},
         }  # fmt: skip
         own = m.http_route("own", m.prefix_rule("/own", "own"), section="open")
         own["spec"]["rules"][0]["matches"].append({"path": {"type": "Exact", "value": f"{METADATA}/own"}})
@@ -67,7 +69,9 @@ class World:
         objects = [
             m.gateway(m.http_listener(self.port), m.http_listener(self.open_port, "open")), policy,
             CLUSTER.config_map, backend("tools", self.server, **config), m.ip_backend("login", self.server),
-            backend("own", other, mode="PassThrough", resource=f"http://127.0.0.1:{other}/mcp"),
+            backend("own", self.server, mode="PassThrough", resource=f"{self.issuer}/mcp"),
+            m.secret("machine", {"secret": "s3cret"}), backend("machine", self.server, **machine),
+            m.http_route("machine", m.prefix_rule("/machine", "machine"), section="open"),
             m.http_route("tools", m.prefix_rule("/tools", "tools"), section="http"), own,
         ]  # fmt: skip
         self.gateway = stack.enter_context(GatewayProcess(folder / "g", objects, arguments=["--workers", "2"]))
@@ -120,7 +124,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_the_gateway_gets_a_token_for_each_client_that_knows_nothing_of_oauth(world: World):
-    url = f"{world.url}/tools"
+    url, before = f"{world.url}/tools", len(world.seen())
     asked = world.call(url, "legacy", ALICE)
     assert asked["code"] == -32042
     (elicitation,) = asked["data"]["elicitations"]
@@ -131,7 +135,7 @@ def test_the_gateway_gets_a_token_for_each_client_that_knows_nothing_of_oauth(wo
     first = world.call(url, "legacy", ALICE)["said"]
     world.allow(BOB)
     assert world.call(url, "2026-07-28", BOB)["said"] != first
-    shown = world.seen()
+    shown = world.seen()[before:]
     assert shown
     assert all(each.startswith("Bearer ") for each in shown)
     # All access tokens end: each worker gets another one by itself, and the client sees nothing of it.
@@ -146,6 +150,12 @@ def test_the_gateway_gets_a_token_for_each_client_that_knows_nothing_of_oauth(wo
     secrets = {each.removeprefix("Bearer ") for each in world.seen()}
     assert not [each for each in secrets if each in told]
     assert not re.search(r"(code|state)=", told)
+
+
+def test_the_gateway_has_a_token_of_its_own_for_all_clients(world: World):
+    said = world.call(f"http://127.0.0.1:{world.open_port}/machine", "legacy", "Bearer of-the-client")
+    assert said == {"said": "machine"}
+    assert "Bearer of-the-client" not in world.seen()
 
 
 def test_a_client_authorizes_itself_by_the_metadata_at_the_gateway(world: World):

@@ -1,7 +1,8 @@
 """An MCP server of the SDK with its authorization server: python mcp_oauth_server.py PORT [AUDIENCE].
 
-Whoever is asked allows. Access tokens are valid for an hour, for the audience AUDIENCE alone (default: the server's own
-URL); `/revoke-all` makes those of now invalid. `/seen` lists what the server was shown as Authorization.
+Whoever is asked allows. The client `machine` with the secret `s3cret` gets tokens of its own (client credentials).
+Access tokens are valid for an hour, for the server's own URL as audience, and for AUDIENCE. `/revoke-all` ends those of
+now. `/seen` lists what the server was shown as Authorization.
 """
 
 import secrets
@@ -20,11 +21,12 @@ from mcp.server.auth.settings import AuthSettings, ClientRegistrationOptions, Re
 from mcp.server.mcpserver import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.auth import OAuthToken
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 port = int(sys.argv[1])
 url = f"http://127.0.0.1:{port}"
-audience = sys.argv[2] if len(sys.argv) > 2 else f"{url}/mcp"
+audiences = [f"{url}/mcp", *sys.argv[2:]]
 seen = []
 
 
@@ -59,11 +61,11 @@ class Provider(OAuthAuthorizationServerProvider):
 
     async def exchange_refresh_token(self, client, refresh_token, scopes):
         del self.refresh[refresh_token.token]
-        return self._issue(client, scopes, audience)
+        return self._issue(client, scopes, audiences[0])
 
     async def load_access_token(self, token):
         found = self.access.get(token)
-        return found if found is not None and found.resource == audience else None
+        return found if found is not None and found.resource in audiences else None
 
     async def revoke_token(self, token):
         self.access.pop(token.token, None)
@@ -114,7 +116,27 @@ app = server.streamable_http_app(
 )
 
 
+async def own_token(request):
+    """The grant that the SDK's authorization server does not know."""
+    form = await request.form()
+    if (form["client_id"], request.headers["authorization"]) != ("machine", "Basic bWFjaGluZTpzM2NyZXQ="):
+        return JSONResponse({"error": "invalid_client"}, 401)
+    access = secrets.token_hex(16)
+    provider.access[access] = AccessToken(token=access, client_id="machine", scopes=[], resource=form["resource"])
+    return JSONResponse({"access_token": access, "token_type": "Bearer", "expires_in": 3600})
+
+
 async def watched(scope, receive, send):
+    if scope["type"] == "http" and scope["path"] == "/token":
+        body = b"".join([part async for part in Request(scope, receive).stream()])
+
+        async def again():
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        if b"client_credentials" in body:
+            await (await own_token(Request(scope, again)))(scope, again, send)
+            return
+        receive = again
     if scope["type"] == "http" and scope["path"] == "/mcp":
         seen.append(dict(scope["headers"]).get(b"authorization", b"").decode())
     await app(scope, receive, send)
