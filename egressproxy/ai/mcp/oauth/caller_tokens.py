@@ -12,7 +12,7 @@ import hmac
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
@@ -30,6 +30,8 @@ MAX_PENDING: Final = 5
 EARLY_S: Final = 60.0
 #: After a refresh that fails the next one is tried, in seconds.
 AGAIN_S: Final = 5.0
+#: Scopes that a server may ask for later.
+MAX_SCOPES: Final = 50
 #: Callers whose token is held in memory.
 MAX_CACHED: Final = 4096
 #: Error codes of a token endpoint for which no later attempt helps (RFC 6749 section 5.2).
@@ -157,6 +159,18 @@ class CallerTokens:
         self._count("refreshed")
         return await self._keep(caller, entry, server, fresh)
 
+    async def widen(self, caller: str, scopes: tuple[str, ...]) -> None:
+        """Have the next authorization ask for these scopes, too, beside those that were asked for before. Raises
+        FetchError.
+        """
+        async with self._store.locked(caller):
+            entry = self._store.read(caller)
+            known = tuple(entry.get("scopes", ()))
+            widened = tuple(dict.fromkeys((*known, *scopes)))[:MAX_SCOPES]
+            if widened != known:
+                entry.pop("client", None)  # it was registered for the scopes of then
+                await self._store.write(caller, {**entry, "scopes": widened})
+
     # --- authorization ---------------------------------------------------------------------------------------------
     async def begin(self, caller: str) -> str:
         """Where the caller's browser goes to allow access. Raises FetchError."""
@@ -175,9 +189,10 @@ class CallerTokens:
         return await asyncio.shield(self._begun(self._forget(caller)))
 
     async def _begin(self, caller: str) -> str:
-        server = await self._find_server()
+        found = await self._find_server()
         async with self._store.locked(caller):
             entry = self._store.read(caller)
+            server = replace(found, scopes=tuple(dict.fromkeys((*found.scopes, *entry.get("scopes", ())))))
             client = self._registration(entry, server)
             if client is None:
                 self._client.authorization_url(server, Registration("-"), "-", "-")  # else nothing is registered

@@ -7,6 +7,7 @@ client cannot answer it. A token goes to the server of `resource` alone, in `Aut
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import Final
@@ -42,6 +43,9 @@ _PAGE_FIELDS: Final = (
     (b"Referrer-Policy", b"no-referrer"), (b"X-Content-Type-Options", b"nosniff"),
     (b"Content-Security-Policy", b"default-src 'none'; frame-ancestors 'none'"),
 )  # fmt: skip
+#: A challenge for a token with more scopes, and these (RFC 6750 section 3).
+_LACKS_SCOPE: Final = re.compile(r'\berror[ \t]*=[ \t]*"?insufficient_scope\b')
+_SCOPE: Final = re.compile(r'\bscope[ \t]*=[ \t]*"([\x21\x23-\x5b\x5d-\x7e ]{1,2000})"')
 #: The `client` of an exchange that the gateway has made itself.
 _NOBODY: Final = "-"
 
@@ -190,6 +194,7 @@ class CallerToken(TokenFilter):
         if key is not None and len(key) < SHORTEST_KEY:
             why = f"encryptionKeyRef leads to a text of less than {SHORTEST_KEY} bytes"
             raise UnusableReference(why, config.encryption_key_ref)
+        self._may_widen = not config.scopes
         self._lacks_key = config.encryption_key_ref is not None and key is None
         self._redirect_uri = config.redirect_uri
         self._path = parse_url(config.redirect_uri).path.encode()
@@ -222,6 +227,21 @@ class CallerToken(TokenFilter):
             return self._without(exchange)
         self._send(exchange, found.line)
         return None
+
+    def backend_response(self, exchange: Exchange) -> Awaitable[LocalResponse] | None:
+        if exchange.response.status == 403 and self._may_widen and exchange.state.get(self._sent) is not None:
+            challenges = b", ".join(exchange.response.fields.get_all(b"www-authenticate")).decode("latin-1")
+            found = _SCOPE.search(challenges) if _LACKS_SCOPE.search(challenges) else None
+            if found is not None:
+                return self._widen(exchange, tuple(found[1].split()))
+        return super().backend_response(exchange)
+
+    async def _widen(self, exchange: Exchange, scopes: tuple[str, ...]) -> LocalResponse:
+        try:
+            await self._tokens.widen(self._caller(exchange), scopes)
+        except FetchError as error:
+            raise self._missing(exchange, str(error)) from None
+        return self._without(exchange)
 
     async def _renew(self, exchange: Exchange, refused: SecretBytes) -> SecretBytes | None:
         try:

@@ -351,3 +351,33 @@ async def test_another_object_with_the_same_folder_and_resource_has_tokens_of_it
     await refused(other)
     filter.close()
     other.close()
+
+
+LACKS = (b"WWW-Authenticate", b'Bearer error="insufficient_scope", scope="write files:read", resource_metadata="x"')
+
+
+async def test_a_user_is_asked_again_for_scopes_that_a_token_lacks(tmp_path):
+    login = Login()
+    filter = made(by_code(tmp_path), login)
+    await authorized(filter, login)
+    x = await sent(filter)
+    with pytest.raises(Denied, match="has to be allowed"):
+        await answered(filter, x, 403, LACKS)
+    assert token(await sent(filter)) == b"Bearer tok-1"  # for what it is enough for
+    url = await begun(filter)
+    assert "scope=read+offline_access+write+files%3Aread" in url
+    assert login.clients["client-1"]["scope"] == "read offline_access write files:read"
+    assert (await page(filter, login.allow(url))).status == 200
+    assert token(await sent(filter)) == b"Bearer tok-2"
+    filter.close()
+
+
+async def test_an_operators_scopes_are_not_widened(tmp_path):
+    login = Login()
+    filter = made(by_code(tmp_path, scopes=["read"]), login)
+    await authorized(filter, login)
+    x = await sent(filter)
+    await answered(filter, x, 403, LACKS)
+    assert b"www-authenticate" not in x.response.fields
+    assert "write" not in await begun(filter)
+    filter.close()
