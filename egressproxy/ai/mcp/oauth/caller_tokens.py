@@ -85,15 +85,14 @@ class CallerTokens:
         self._cache[caller] = stamp, found
         return found
 
-    async def usable(self, caller: str) -> Held | None:
-        """The token to send, refreshed if it is due; None: the user has to allow access. Raises FetchError."""
-        found = self.held(caller)
-        if found is None or found.due_at > time.time():
-            return found
+    async def refreshed(self, caller: str) -> Held | None:
+        """A token that is not due, or the old one if there is none for now; None: the user has to allow access. Raises
+        FetchError.
+        """
         return await self._renewed(caller, None)
 
     async def renewed(self, caller: str, refused: SecretBytes) -> Held | None:
-        """Another token than the one that the server has refused; None as `usable`. Raises FetchError."""
+        """Another token than the one that the server has refused; None as `refreshed`. Raises FetchError."""
         return await self._renewed(caller, refused)
 
     async def _renewed(self, caller: str, refused: SecretBytes | None) -> Held | None:

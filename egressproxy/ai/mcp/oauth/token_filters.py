@@ -8,6 +8,7 @@ client cannot answer it. A token goes to the server of `resource` alone, in `Aut
 from __future__ import annotations
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import Final
@@ -215,12 +216,21 @@ class CallerToken(TokenFilter):
         if exchange.path == self._path:
             return self._serve(exchange)
         self._check(exchange)
-        return self._with_token(exchange)
-
-    async def _with_token(self, exchange: Exchange) -> LocalResponse | None:
         caller = self._caller(exchange)
         try:
-            found = await self._tokens.usable(caller)
+            found = self._tokens.held(caller)
+        except FetchError as error:
+            raise self._missing(exchange, str(error)) from None
+        if found is None:
+            return self._without(exchange)
+        if found.due_at <= time.time():
+            return self._with_fresh(exchange, caller)
+        self._send(exchange, found.line)
+        return None
+
+    async def _with_fresh(self, exchange: Exchange, caller: str) -> LocalResponse | None:
+        try:
+            found = await self._tokens.refreshed(caller)
         except FetchError as error:
             raise self._missing(exchange, str(error)) from None
         if found is None:
