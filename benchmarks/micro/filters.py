@@ -62,6 +62,13 @@ def stages() -> Iterator[Stage]:
     yield placed("UrlRewrite: host and prefix", "UrlRewrite", hostname="b", path=prefix)
     yield placed("Cors: no preflight", "Cors", allowOrigins=["https://app.test"], allowMethods=["GET"])
     yield placed("CanaryKeys: one key in the head", "CanaryKeys", secretRefs=[REFERENCE["secretRef"]])
+    yield placed(
+        "McpAuthorization: PassThrough, a request that is none for metadata",
+        "McpAuthorization",
+        "backend-request",
+        mode="PassThrough",
+        resource="https://a.test/mcp",
+    )
     pins = [{"name": "a", "hash": "sha256:" + 64 * "0"}]
     yield placed("ToolPins: a request that is none of MCP", "ToolPins", "backend-request", tools=pins)
     yield placed("DirectResponse", "DirectResponse", statusCode=410)

@@ -12,6 +12,7 @@ def register_filter_types() -> None:
         {
             "AccessPolicy": "filters.access_policy:ACCESS_POLICY",
             "Cache": "cache.cache:CACHE",
+            "McpAuthorization": "mcp.oauth.filter_type:MCP_AUTHORIZATION",
             "ModelPolicy": "filters.model_policy:MODEL_POLICY",
             "PIIDetector": "content.pii_detector:PII_DETECTOR",
             "PromptGuard": "content.prompt_guard:PROMPT_GUARD",

@@ -116,6 +116,18 @@ class NextAttempt(UpstreamFault):
         super().__init__(Reason.FILTER_REJECTED, f"a filter refused the response of the backend: {why}")
 
 
+class CredentialRenewed(NextAttempt):
+    """The backend refused a credential, and there is another now: the request goes once more, whether or not the rule
+    has retries. Without sessions and retries, and for a long body, the client gets 502 and repeats it. `outcome` is
+    the outcome of the first attempt.
+    """
+
+    outcome = "credential_renewed"
+
+    def __init__(self) -> None:
+        super().__init__("its credential was refused, and is renewed; repeat the request")
+
+
 class UnusableReference(ValueError):
     """A value that a config refers to (a Secret, an environment variable) exists and does not fit the filter.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from egressproxy.ai.apis.member_names import RPC_CALLS, RPC_HEAD, Members
+from egressproxy.ai.apis.member_names import RPC_HEAD, Members
 from egressproxy.ai.apis.splice import skip_blanks
 
 #: The placeholder for an invalid or ambiguous name: its member occurs twice, or in another case.
@@ -26,17 +26,22 @@ MAX_ID: Final = 256
 
 _METHOD = re.compile(r"[A-Za-z][A-Za-z0-9_./$-]{0,63}")
 _TOOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
-_PARAMS: Final = RPC_CALLS["tools/call"].inner["params"]
+_PARAMS: Final = Members("name", "arguments", "_meta")
+#: Where a client says what it can do, in revisions without sessions.
+_CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
 _value_at = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True)
 class RpcMessage:
-    """One message. `id` is the JSON text of its id; "null" if there is none, or none was seen."""
+    """One message. `id` is the JSON text of its id; "null" if there is none, or none was seen. `opens_urls`: the client
+    can ask its user to open a URL (URL mode elicitation).
+    """
 
     method: str = UNNAMED
     tool: str = UNNAMED
     id: str = "null"
+    opens_urls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,10 @@ class RpcBody:
         answered = "null" if self.is_batch else self.messages[0].id
         error = json.dumps({"code": code, "message": message, "data": data})
         return f'{{"jsonrpc": "2.0", "id": {answered}, "error": {error}}}\n'.encode()
+
+    def result(self, value: Mapping[str, object]) -> bytes:
+        """The result of the request, which is no batch."""
+        return f'{{"jsonrpc": "2.0", "id": {self.messages[0].id}, "result": {json.dumps(value)}}}\n'.encode()
 
 
 def read_rpc(head: bytes) -> RpcBody | None:
@@ -95,7 +104,7 @@ def _message(walk: _Walk, at: int) -> tuple[RpcMessage | None, int]:
         return None, -1
     method = _named(found["method"], _METHOD) if "method" in found else UNNAMED
     tool = _named(params["name"], _TOOL) if method == "tools/call" and "name" in params else UNNAMED
-    return RpcMessage(method, tool, _id(found.get("id"))), end
+    return RpcMessage(method, tool, _id(found.get("id")), _opens_urls(params.get("_meta"))), end
 
 
 class _Walk:
@@ -145,6 +154,12 @@ class _Walk:
 
 def _named(name: object, grammar: re.Pattern[str]) -> str:
     return name if isinstance(name, str) and grammar.fullmatch(name) else OTHER
+
+
+def _opens_urls(value: Any) -> bool:
+    for name in (_CAPABILITIES, "elicitation"):
+        value = value.get(name) if isinstance(value, dict) else None
+    return isinstance(value, dict) and "url" in value
 
 
 def _id(value: object) -> str:

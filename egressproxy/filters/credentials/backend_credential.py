@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext
-from egressproxy.filters.credentials.config import CredentialInjectorConfig
+from egressproxy.filters.credentials.config import Binding, CredentialInjectorConfig
 from egressproxy.filters.credentials.refresher import Fetched, Refresher
 from egressproxy.model.authority import host_name
 from egressproxy.model.exchange import BackendOrigin, Exchange
@@ -53,7 +53,9 @@ class BackendCredential(Filter, ABC):
         self._name = context.name
         self._source = context.source
         self._context = context
-        self._binding = BackendBinding(config, context.name, context.source)
+        self._binding = BackendBinding(
+            config.bind, context.name, context.source, allow_plaintext=config.allow_plaintext
+        )
         #: The backend that was last found to be what the credential is bound to, while there is a value.
         self._approved = _NOBODY
         self._is_ready = False
@@ -167,9 +169,8 @@ class BackendBinding:
 
     __slots__ = ("_allow_plaintext", "_hosts", "_ports", "_prefix", "looks_at_heads", "name", "source")
 
-    def __init__(self, config: CredentialInjectorConfig, name: str, source: str) -> None:
-        bind = config.bind
-        self._allow_plaintext = config.allow_plaintext
+    def __init__(self, bind: Binding, name: str, source: str, *, allow_plaintext: bool) -> None:
+        self._allow_plaintext = allow_plaintext
         self._hosts = frozenset(bind.hosts)
         self._ports = frozenset(bind.ports)
         self._prefix = bind.path_prefix.rstrip("/").encode()

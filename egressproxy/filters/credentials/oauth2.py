@@ -24,7 +24,7 @@ from egressproxy.filters.settings import SecretRef
 from egressproxy.model.secret import SecretBytes
 
 JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-_CLIENT_ASSERTION: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+CLIENT_ASSERTION: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _SPACE: Final = b" \t\r\n"
 
 Fetch = Callable[[], Awaitable[Fetched]]
@@ -87,7 +87,7 @@ def _authentication(
             raise FetchError("the Secret of privateKeyRef is missing")
         else:
             assertion = key.sign({"iss": config.client_id, "sub": config.client_id, "aud": config.assertion_audience})
-        form += [("client_assertion_type", _CLIENT_ASSERTION), ("client_assertion", assertion)]
+        form += [("client_assertion_type", CLIENT_ASSERTION), ("client_assertion", assertion)]
     return []
 
 

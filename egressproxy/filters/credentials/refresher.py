@@ -26,16 +26,21 @@ SPREAD: Final = 0.2
 SHORTEST_S: Final = 1.0
 #: In seconds: a life is counted as a little shorter, for the clocks and for requests on their way.
 MARGIN_S: Final = 5.0
+#: Between a value and its renewal after a refusal at least, in seconds: whoever refuses all values costs no more.
+RENEWAL_S: Final = 10.0
 #: A timer of the loop takes no longer times.
 _LONGEST_S: Final = 86400.0
 
 
 class FetchError(Exception):
-    """A credential cannot be fetched. The text is shown, and has no secret. `is_final`: the old value ends, too."""
+    """A credential cannot be fetched. The text is shown, and has no secret. `is_final`: the old value ends, too.
+    `code`: the error code of RFC 6749 section 5.2, "" without one.
+    """
 
-    def __init__(self, message: str, *, is_final: bool = False) -> None:
+    def __init__(self, message: str, *, is_final: bool = False, code: str = "") -> None:
         super().__init__(message)
         self.is_final = is_final
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class Refresher:
     _waiting: int = 0
     error: str = ""  # why the last fetch failed
     has_value: bool = False
+    fetched_at: float = -math.inf  # the last time that a fetch began, in seconds of the loop's clock
     expires_at: float = math.inf  # of the value, in seconds of the loop's clock
 
     async def ready(self) -> None:
@@ -75,6 +81,18 @@ class Refresher:
             return
         if self._task is None and self._timer is None:
             self._start()
+        await self._fetched()
+
+    async def renew(self) -> None:
+        """Fetch now, because the value was refused, and wait for it. The old value serves on if that fails."""
+        if self._is_closed or self.fetched_at + RENEWAL_S > asyncio.get_running_loop().time():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._start()
+        await self._fetched()
+
+    async def _fetched(self) -> None:
         if self._task is not None:
             self._waiting += 1
             try:
@@ -100,6 +118,7 @@ class Refresher:
     def _start(self) -> None:
         self._timer = None
         if self._task is None and not self._is_closed:
+            self.fetched_at = asyncio.get_running_loop().time()
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:

@@ -144,3 +144,13 @@ def test_an_error_object_answers_to_the_id():
     assert json.loads(body.error(-32600, 'with "quotes"', {"status": 404})) == {
         "jsonrpc": "2.0", "id": 7, "error": error
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "opens"),
+    [({"elicitation": {"url": {}}}, True), ({"elicitation": {}}, False), ({}, False), ([], False), (None, False)],
+)
+def test_clients_say_whether_their_users_can_open_urls(capabilities, opens):
+    meta = {"io.modelcontextprotocol/clientCapabilities": capabilities}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "x", "_meta": meta}}
+    assert read_rpc(json.dumps(message).encode()).messages[0].opens_urls is opens

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.filters.base import CredentialRenewed, Filter, Phase
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.secret import SecretBytes
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
 from tests.support import manifests as m
-from tests.support.conversation import Conversation
+from tests.support.conversation import Conversation, scripted_filter
 
 PODS = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 INITIALIZE = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}'
@@ -305,3 +306,35 @@ def test_a_session_does_not_follow_a_failover(converse: Start):
     assert not talk.dialer.dials
     sends(talk, INITIALIZE)
     assert served(talk)[0] not in PODS
+
+
+class Renewing(Filter):
+    """Sends another token after each refusal, as McpAuthorization does."""
+
+    runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
+    sent = 0
+
+    def backend_request(self, exchange):
+        self.sent += 1
+        exchange.request.fields.set(b"Authorization", b"Bearer %d" % self.sent)
+
+    def backend_response(self, exchange):
+        if exchange.response.status == 401:
+            raise CredentialRenewed
+
+
+@pytest.mark.parametrize("has_session", [True, False])
+def test_a_request_goes_once_more_with_a_renewed_credential_to_the_endpoint_of_its_session(
+    converse: Start, has_session
+):
+    backend = tools(extensions=[scripted_filter("renewing", "backend-request")])
+    talk = converse(to_tools(*(PODS if has_session else PODS[:1]), backend=backend), filters={"renewing": Renewing()})
+    endpoint, session = begun(talk)
+    sends(talk, **({"Mcp_Session_Id": session} if has_session else {}))
+    (origin,) = (peer for peer in talk.origins if peer.got)
+    for token in (b"2", b"3"):
+        origin.take(rb"POST /mcp HTTP/1.1\r\n.*Authorization: Bearer %b\r\n.*?\r\n\r\n" % token)
+        origin << CALL
+        origin >> b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"
+    talk.client.take(rb"HTTP/1.1 502 .*\r\n\r\n.*repeat the request.*")
+    assert origin.address == endpoint

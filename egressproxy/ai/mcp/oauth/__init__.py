@@ -1,0 +1,1 @@
+"""OAuth between clients, the gateway and MCP servers: the filter McpAuthorization."""
