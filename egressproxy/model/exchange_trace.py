@@ -22,6 +22,16 @@ class ExchangeTrace(ABC):
     def log_text(self) -> str:
         """Members of JSON for the access log: `trace_id`, and the client's `x_request_id` if there is one."""
 
+    @property
+    @abstractmethod
+    def ids(self) -> tuple[bytes, bytes]:
+        """The trace and the span of the exchange, in hexadecimal digits."""
+
+    @property
+    @abstractmethod
+    def sampled_ids(self) -> tuple[bytes, bytes] | None:
+        """As `ids`; None where the trace may yet be left out."""
+
     @abstractmethod
     def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
         """This UpstreamCaller, with a span for each attempt that it makes for `exchange`."""

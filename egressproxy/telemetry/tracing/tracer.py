@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from time import monotonic
+from time import monotonic, time
 from typing import Any, ClassVar, Final, cast
 
 from egressproxy.errors import Reason
@@ -18,7 +18,7 @@ from egressproxy.model.exchange_trace import TRACE, CallerT, ExchangeTrace, Trac
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
-from egressproxy.telemetry.series import logged_status
+from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, logged_status
 from egressproxy.telemetry.tracing.context import (
     IS_SAMPLED,
     NewContexts,
@@ -149,6 +149,14 @@ class Recording(ExchangeSpans, ExchangeTrace):
             return f'"trace_id":"{self.trace_id.decode()}","x_request_id":{given}'
         return f'"trace_id":"{self.trace_id.decode()}"'
 
+    @property
+    def ids(self) -> tuple[bytes, bytes]:
+        return self.trace_id, self.span_id
+
+    @property
+    def sampled_ids(self) -> tuple[bytes, bytes] | None:
+        return self.ids if self.is_sampled else None
+
     def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
         return cast("CallerT", TracedCaller(caller, exchange, self, self._tracer))
 
@@ -186,6 +194,12 @@ class Recording(ExchangeSpans, ExchangeTrace):
             of_answer = tuple(each for each in named if each[0] not in known)
             self.headers = (self.headers or []) + _read(of_answer, exchange.response.fields)
         self._tracer.export(self)
+        took_s, first_at, series = exchange.ended_at - exchange.started_at, exchange.first_byte_at, exchange.series
+        trace_id, span_id, at_s = self.trace_id, self.span_id, exchange.started_wall + took_s
+        series.show(DURATION, (trace_id, span_id, took_s, at_s))
+        if first_at != NEVER:
+            first_s = first_at - exchange.started_at if first_at else took_s
+            series.show(FIRST_BYTE, (trace_id, span_id, first_s, at_s))
 
 
 class TracedCaller:
@@ -221,6 +235,8 @@ class TracedCaller:
 
     def count_answer(self, exchange: Exchange, seconds: float) -> None:
         self._end(exchange, exchange.response.status, "", 0.0)
+        if self._recording.is_sampled:
+            exchange.series.show(ANSWER, (self._recording.trace_id, self._span_id, seconds, time()))
         self._caller.count_answer(exchange, seconds)
 
     def send_request(self, exchange: Exchange, upstream: Any, body: Any, pseudonym: bytes) -> None:

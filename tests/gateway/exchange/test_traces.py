@@ -17,6 +17,7 @@ from tests.support.collector import ERROR, INTERNAL, UNSET, ReadRequest, Seen, o
 from tests.support.conversation import scripted_filter, scripted_type
 from tests.support.http2_client import Http2Client, head
 from tests.support.waiting import WAIT_S
+from tests.telemetry.test_exposition import exemplars
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"traceparent: 00-{TRACE}-{SPAN}-01\r\n"
@@ -427,3 +428,23 @@ def test_what_a_model_was_asked_for_and_used_stands_in_the_span(converse):
         "gen_ai.response.model": "m-1-served", "gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 4,
     }  # fmt: skip
     assert talk.record()["trace_id"]
+
+
+def test_what_is_recorded_is_an_exemplar_of_its_buckets(converse):
+    talk = converse(traced(forward()))
+    sent(talk)
+    done(talk)
+    whole, attempt = of_requests(talk)
+    found = {name: ids[:2] for (name, _), ids in exemplars(talk.metrics.gather()).items()}
+    assert found == {
+        "egress_request_duration_seconds": (whole.trace_id.hex(), whole.span_id.hex()),
+        "egress_response_first_byte_seconds": (whole.trace_id.hex(), whole.span_id.hex()),
+        "egress_upstream_response_seconds": (whole.trace_id.hex(), attempt.span_id.hex()),
+    }
+
+
+def test_what_is_not_recorded_is_no_exemplar(converse):
+    talk = converse(traced(forward(), share=0.0, keeps_errors=True))
+    sent(talk)
+    done(talk)
+    assert exemplars(talk.metrics.gather()) == {}
