@@ -60,7 +60,7 @@ class Tracer(ABC):
 
 
 class Exporter(ABC):
-    """What takes spans to a collector."""
+    """What takes spans, or log records, to a collector."""
 
     __slots__ = ()
 

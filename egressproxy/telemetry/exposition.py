@@ -50,17 +50,22 @@ class Exposition:
     def render(
         self,
         counts: Counts,
-        accept: str = "",
         workers: Iterable[ProcessFigures] = (),
         validities: Iterable[Validity] = (),
+        accept: str = "",
     ) -> tuple[bytes, str]:
         """The text and its content type, as the scraper's `accept` prefers. `validities`: certificates in service."""
         encode, content_type = choose_encoder(accept)
-        families = [
+        return encode(_Families(self.families(counts, workers, validities))), content_type
+
+    def families(
+        self, counts: Counts, workers: Iterable[ProcessFigures] = (), validities: Iterable[Validity] = ()
+    ) -> list[Metric]:
+        """All metrics, as `render` has them."""
+        return [
             *_traffic(counts), *_families(counts), *_workers(workers), _certificates(validities), self._build(),
             *self._registry.collect(),
         ]  # fmt: skip
-        return encode(_Families(families)), content_type
 
     def _build(self) -> Metric:
         build = GaugeMetricFamily("egress_build_info", "Always 1.", labels=("version", "build", "event_loop"))

@@ -32,7 +32,7 @@ def test_the_end_of_each_certificate_is_a_gauge_under_its_object():
 
 def exemplars(counts: Counts) -> dict[tuple[str, str], tuple[str, str, float, float]]:
     """By name of the histogram and bound, as a scraper that accepts OpenMetrics reads them."""
-    text = Exposition("1").render(counts, OPENMETRICS)[0].decode()
+    text = Exposition("1").render(counts, accept=OPENMETRICS)[0].decode()
     return {
         (family.name, sample.labels["le"]): (
             sample.exemplar.labels["trace_id"], sample.exemplar.labels["span_id"], sample.exemplar.value,

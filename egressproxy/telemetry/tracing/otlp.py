@@ -157,8 +157,8 @@ class Encoder:
         return _keep(self._agents, user_agent, text_attribute(key_of("user_agent.original"), user_agent))
 
 
-def rejected_spans(answer: bytes) -> tuple[int, str]:
-    """How many spans a collector has not taken, and why, by its ExportTraceServiceResponse; (0, "") for all taken."""
+def rejected(answer: bytes) -> tuple[int, str]:
+    """How many spans, log records or data points a collector has not taken, and why, by its response; (0, ""): none."""
     count, why = 0, b""
     try:
         for field, value in fields_of(answer):

@@ -26,7 +26,7 @@ from egressproxy.telemetry.tracing.context import (
     read_context,
     traceparent,
 )
-from egressproxy.telemetry.tracing.exporter import SpanExporter
+from egressproxy.telemetry.tracing.exporter import BatchExporter
 from egressproxy.telemetry.tracing.sampling import Ratio
 from egressproxy.telemetry.tracing.span import MAX_CHILDREN, Attempt, ExchangeSpans, SpanSettings, Wait
 
@@ -49,7 +49,7 @@ class OwnTracer(Tracer):
         "_continues", "_exporter", "_keeps_errors", "_new", "_of_parent", "_ratio", "_settings", "fields",
     )  # fmt: skip
 
-    def __init__(self, spec: TracingIR, exporter: SpanExporter) -> None:
+    def __init__(self, spec: TracingIR, exporter: BatchExporter[ExchangeSpans]) -> None:
         self._ratio = Ratio(spec.share)
         self._of_parent = Ratio(spec.parent_share) if spec.parent_share is not None else None
         self._new = NewContexts(self._ratio)

@@ -1,0 +1,112 @@
+"""The access log as OTLP: lines wait as they are written, and a thread makes log records of them.
+
+Source: opentelemetry-proto, logs/v1/logs.proto and collector/logs/v1/logs_service.proto.
+"""
+
+from __future__ import annotations
+
+import json
+from binascii import unhexlify
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from struct import Struct
+from typing import Any, ClassVar, Final
+
+from egressproxy.model.exchange_trace import ExchangeTrace
+from egressproxy.telemetry.counters import ExportCounts
+from egressproxy.telemetry.otlp.messages import Envelope, any_value, key_value
+from egressproxy.telemetry.tracing.exporter import BATCH, BatchExporter, Send
+from egressproxy.telemetry.tracing.protobuf import number, sized
+
+#: Characters of lines that wait for a slow collector, and in one request: collectors read messages of gRPC up to 4 MiB.
+MAX_WAITING: Final = 8 * 1024 * 1024
+MAX_BATCH: Final = 1024 * 1024
+EVENT_NAME: Final = "egressproxy.access"
+
+#: SeverityNumber and its name.
+_INFO, _WARN, _ERROR = (9, b"INFO"), (13, b"WARN"), (17, b"ERROR")
+_TIMES: Final = Struct("<cQcQ").pack
+_TIME, _OBSERVED, _FLAGS = b"\x09", b"\x59", Struct("<cI").pack
+_BODY: Final = ("method", "authority", "path", "status")
+#: Members of a line that have fields of their own in a record.
+_APART: Final = frozenset(("time", "trace_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLine:
+    """A line as JSON, and the ids of its trace and span in hexadecimal digits; b"" without a trace."""
+
+    line: str
+    trace_id: bytes = b""
+    span_id: bytes = b""
+    is_sampled: bool = False
+    count: ClassVar[int] = 1
+
+
+class LogExporter(BatchExporter[LoggedLine]):
+    """The LineExporter of a process."""
+
+    __slots__ = ("_size",)
+
+    def __init__(self, name: str, send: Send, encoder: LogEncoder, counts: ExportCounts) -> None:
+        super().__init__(name, send, encoder, counts, "access log")
+        self._size = 0  # characters that wait
+
+    def put_line(self, line: str, trace: ExchangeTrace | None) -> None:
+        """As of LineExporter. What has no room is dropped."""
+        if self._size + len(line) > MAX_WAITING:
+            self._counts.dropped["queue_full"] += 1
+            return
+        before = len(self._queue)
+        ids = () if trace is None else (*trace.ids, trace.sampled_ids is not None)
+        self.put(LoggedLine(line, *ids))
+        if len(self._queue) > before:
+            self._size += len(line)
+
+    def _taken(self) -> list[LoggedLine]:
+        size = taken = 0
+        for each in self._queue[:BATCH]:
+            if taken and size + len(each.line) > MAX_BATCH:
+                break
+            size += len(each.line)
+            taken += 1
+        batch, self._queue[:taken] = self._queue[:taken], []
+        self._size -= size
+        return batch
+
+
+class LogEncoder:
+    """Encodes lines for one resource."""
+
+    __slots__ = ("_envelope",)
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+
+    def request(self, batch: Sequence[LoggedLine]) -> tuple[bytes, int]:
+        """An ExportLogsServiceRequest with a record for each line, and how many there are."""
+        return self._envelope.request(map(_record, batch)), len(batch)
+
+
+def _record(logged: LoggedLine) -> bytes:
+    fields: dict[str, Any] = json.loads(logged.line)
+    began = round(datetime.fromisoformat(fields["time"]).timestamp() * 1000) * 1_000_000
+    ended = began + round(fields["duration_ms"] * 1000) * 1000
+    severity, called = _severity(fields["status"], fields["reason"])
+    body = " ".join(str(fields[name]) for name in _BODY)
+    parts = [
+        _TIMES(_TIME, began, _OBSERVED, ended), number(2, severity), sized(3, called), sized(5, any_value(body)),
+        sized(12, EVENT_NAME.encode()),
+        *(sized(6, key_value(name, value)) for name, value in fields.items() if name not in _APART),
+    ]  # fmt: skip
+    if logged.trace_id:
+        parts.append(sized(9, unhexlify(logged.trace_id)) + sized(10, unhexlify(logged.span_id)))
+        parts.append(_FLAGS(b"\x45", logged.is_sampled))
+    return b"".join(parts)
+
+
+def _severity(status: int, reason: str) -> tuple[int, bytes]:
+    if status >= 500 or not status:
+        return _ERROR
+    return _INFO if reason == "-" else _WARN
