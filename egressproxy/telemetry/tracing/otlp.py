@@ -130,9 +130,12 @@ class Encoder:
                     _nanoseconds(wall + began), _END, _nanoseconds(wall + ended) if ended else end, _FLAGS, flags,
                 )  # fmt: skip
                 spans.append(framed + shared + named)
+        known = {each.span_id for each in attempts or ()} if exchange.waits else set()
         for wait in exchange.waits or ():
+            # An attempt that a filter has answered has no span.
+            parent_id = unhexlify(wait.parent_id) if wait.parent_id in known else span_id
             framed = _BELOW(
-                _TRACE_ID, trace_id, _SPAN_ID, unhexlify(wait.span_id), _PARENT_ID, span_id, _START,
+                _TRACE_ID, trace_id, _SPAN_ID, unhexlify(wait.span_id), _PARENT_ID, parent_id, _START,
                 _nanoseconds(wall + wait.began), _END, _nanoseconds(wall + wait.ended), _FLAGS, flags,
             )  # fmt: skip
             spans.append(framed + _of_wait(wait, exchange.settings) + named)
@@ -182,7 +185,7 @@ def _shared(name: str, kind: int, attributes: Attributes, settings: SpanSettings
 
 
 def _of_wait(wait: Wait, settings: SpanSettings) -> bytes:
-    return _shared(wait.name, _INTERNAL, {}, settings)
+    return _shared(wait.name, _INTERNAL, dict(wait.attributes), settings)
 
 
 def _nanoseconds(wall: float) -> int:

@@ -76,12 +76,14 @@ class Attempt(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A part of an exchange that took time."""
+    """A part of an exchange that took time. `parent_id` is that of the attempt; b"": of the exchange."""
 
     name: str
     span_id: bytes
     began: float
     ended: float
+    parent_id: bytes = b""
+    attributes: tuple[tuple[str, str], ...] = ()
 
 
 class ExchangeSpans:

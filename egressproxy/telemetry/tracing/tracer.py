@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, cast
 
 from egressproxy.errors import Reason
 from egressproxy.ir.telemetry import AttributeSource, TracingIR
-from egressproxy.model.exchange import LOGGED, Exchange
+from egressproxy.model.exchange import LOGGED, Exchange, StateSlot
 from egressproxy.model.exchange_trace import TRACE, CallerT, ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead, ResponseHead
@@ -38,6 +38,8 @@ _OF_CLIENT: Final = every_spelling(("traceparent", "tracestate", "baggage"))
 #: One search for both fields: two would take twice as long.
 _ABOUT: Final = re.compile(rb"\r\n(?=[ux])(?:(user-agent)|x-request-id):[ \t]*+([^\r]{0,256})", re.IGNORECASE)
 _OK: Final = Reason.OK
+#: The span of the attempt that is being made.
+_ATTEMPT: Final[StateSlot[bytes]] = StateSlot("attempt span")
 #: Longer values of a client's are cut.
 _MAX_FIELD: Final = 256
 
@@ -160,11 +162,16 @@ class Recording(ExchangeSpans, ExchangeTrace):
     def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
         return cast("CallerT", TracedCaller(caller, exchange, self, self._tracer))
 
-    def add_wait(self, name: str, began: float) -> None:
+    def add_wait(
+        self, exchange: Exchange, name: str, began: float, attributes: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         if self.waits is None:
             self.waits = []
-        if len(self.waits) < MAX_CHILDREN:
-            self.waits.append(Wait(name, self._tracer.new_span_id(), began, monotonic()))
+        waits, parent_id = self.waits, exchange.state.get(_ATTEMPT) or b""
+        if attributes and waits and (waits[-1].attributes, waits[-1].parent_id) == (attributes, parent_id):
+            waits[-1] = waits[-1]._replace(ended=monotonic())
+        elif len(waits) < MAX_CHILDREN:
+            waits.append(Wait(name, self._tracer.new_span_id(), began, monotonic(), parent_id, attributes))
 
     def add_attributes(self, attributes: Mapping[str, str | float]) -> None:
         self.details = {**(self.details or {}), **attributes}
@@ -226,6 +233,7 @@ class TracedCaller:
         self._caller.start_attempt()
         self._began = monotonic()
         self._span_id = span_id = self._tracer.new_span_id()
+        self._exchange.keep(_ATTEMPT, span_id)
         fields, line = self._exchange.request.fields, self._recording.line
         fields.block = fields.block.replace(line, b"%b%b%b" % (line[:-19], span_id, line[-3:]), 1)
 
@@ -249,6 +257,7 @@ class TracedCaller:
 
     def _end(self, exchange: Exchange, status: int, reason: str, ended: float) -> None:
         recording, request = self._recording, exchange.request
+        exchange.keep(_ATTEMPT, b"")
         attempts = recording.attempts
         if attempts is None:
             attempts = recording.attempts = []
