@@ -290,8 +290,7 @@ class App:
             server.end_watches()
         for task in tasks:
             task.cancel()
-        if export is not None:
-            await export.finish()
+        finishing = asyncio.create_task(export.finish()) if export is not None else None
         if self._successor:
             log.info("process %d serves: in-flight requests have %g s to finish here", self._successor, timeout_s)
             leaving = [asyncio.create_task(server.stop()) for server in self._servers]  # the addresses are that one's
@@ -300,6 +299,8 @@ class App:
             leaving = []
         cut = await self._drain()
         await asyncio.gather(*leaving)
+        if finishing is not None:
+            await finishing
         self._events.take()
         log.info("stopped%s", cut)
         return 0

@@ -7,6 +7,7 @@ Configuration", "SDK Environment Variables" and "Common Configuration".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
@@ -39,6 +40,7 @@ _SAMPLERS: Final[dict[str, tuple[float | None, bool]]] = {
 #: An operator's own collector may be anywhere.
 _ANYWHERE: Final = AddressAllowance(cidrs=(ip_network("0.0.0.0/0"), ip_network("::/0")))
 _POLICY: Final = PolicyIR(addresses=AddressesIR(allow=((_ANYWHERE,),)))
+_PATH: Final = re.compile(r"[\x21-\x7e]*")
 #: The longest time, in milliseconds: a timeout of 0 means no limit, which a queue cannot have.
 _LONGEST_MS: Final = 2**31 - 1
 _LONGEST_TIMEOUT_S: Final = 300.0
@@ -146,7 +148,7 @@ class _Reader:
         """Without an endpoint: the default of the SDKs, on this machine."""
         variable = self._endpoint(signal)
         written = self._text(variable) if variable else "http://localhost"
-        shown = "a URL with a password" if "@" in written else repr(written)
+        shown = "a URL that may hold a secret" if "@" in written or "?" in written else repr(written)
         wrong = f"{_CALLED.get(variable, variable)} is {shown}: write a URL such as http://otel-collector:4318"
         try:
             url = urlsplit(written)
@@ -154,6 +156,8 @@ class _Reader:
         except ValueError:
             raise ValueError(wrong) from None
         if url.scheme not in ("http", "https") or not host or url.username is not None or url.query or url.fragment:
+            raise ValueError(wrong)
+        if not _PATH.fullmatch(url.path):
             raise ValueError(wrong)
         by_port = OtlpProtocol.GRPC if port == _GRPC_PORT else OtlpProtocol.HTTP
         protocol = self._of_signal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import ssl
 import threading
 import time
 import urllib.error
@@ -30,6 +31,7 @@ from tests.support.collector import (
     value_of,
 )
 from tests.support.net import free_port
+from tests.support.pki import Pki
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -96,8 +98,10 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_arguments: Any) -> None: ...
 
 
-def served_http() -> Iterator[Got]:
+def served_http(tls: ssl.SSLContext | None = None) -> Iterator[Got]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {}))
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     got = Got(server.server_address[1])
     server.RequestHandlerClass.got = got  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -225,18 +229,28 @@ def test_what_is_denied_has_a_span(tmp_path: Path, collector: tuple[str, Got]):
     assert ReadRequest.attributes(span)["http.response.status_code"] == 403
 
 
-def test_the_access_log_and_the_metrics_come_to_the_collector(tmp_path: Path, origin: Got, collector: tuple[str, Got]):
-    kind, got = collector
-    workers = 2 if kind == "grpc" else 1
+@pytest.fixture(params=["https", "grpc"])
+def own_collector(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Got]]:
+    pki = Pki(tmp_path)
+    for got in served_http(pki.server_context("localhost")) if request.param == "https" else served_grpc():
+        yield request.param, got
+
+
+def test_the_access_log_and_the_metrics_come_to_the_collector(
+    tmp_path: Path, origin: Got, own_collector: tuple[str, Got]
+):
+    kind, got = own_collector
+    workers, scheme = (2, "http") if kind == "grpc" else (1, "https")
     environment = {
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc" if kind == "grpc" else "http/protobuf",
+        "OTEL_EXPORTER_OTLP_CERTIFICATE": str(tmp_path / "ca.crt"),
         "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=secret-tenant",
         "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
         "OTEL_METRIC_EXPORT_INTERVAL": "200",
         "OTEL_RESOURCE_ATTRIBUTES": "team=a",
     }
     port = free_port()
-    arguments = ["--otlp-endpoint", f"http://127.0.0.1:{got.port}", "--otlp-signals", "traces,logs,metrics"]
+    arguments = ["--otlp-endpoint", f"{scheme}://localhost:{got.port}", "--otlp-signals", "traces,logs,metrics"]
     arguments += ["--workers", str(workers)]
     with GatewayProcess(tmp_path, gateway(port), arguments=arguments, environment=environment) as process:
         for _ in range(4):

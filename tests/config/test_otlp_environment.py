@@ -122,6 +122,8 @@ def test_names_of_services_and_transports_are_taken():
         ({OPTION: "http://"}, "--otlp-endpoint"),
         ({OPTION: "http://a:99999"}, "--otlp-endpoint"),
         ({OPTION: "http://user:pass@a"}, "--otlp-endpoint"),
+        ({OPTION: "http://a?key=pass@"}, "--otlp-endpoint is a URL that may hold a secret"),
+        ({OPTION: "http://a/x y"}, "--otlp-endpoint"),
         ({OPTION: "https://a", "OTEL_EXPORTER_OTLP_CERTIFICATE": "/nowhere.pem"}, "OTEL_EXPORTER_OTLP_CERTIFICATE is"),
         ({OPTION: "https://a", "OTEL_EXPORTER_OTLP_CERTIFICATE": __file__}, "which has no certificate"),
         ({OPTION: "http://a", SIGNALS_OPTION: "traces,spans"}, "--otlp-signals has 'spans': write a list of traces"),

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from time import monotonic, time_ns
 from typing import Final
 
@@ -54,17 +55,19 @@ class MetricExport:
 
     async def finish(self) -> None:
         """Export once more, for LAST_S at most."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
                 await self.export()
-        except TimeoutError:
-            pass
 
     async def export(self) -> None:
         """Send all metrics."""
         families = await self._read()
         requests = await asyncio.to_thread(lambda: list(self._encoder.requests(families, time_ns())))
+        refused, why = 0, ""
         for request, count in requests:
+            if refused == -1:  # it is away: the next one would wait as long
+                self._note(refused, why, count)
+                continue
             try:
                 answer = json.loads(await self._send(request))
                 refused, why = int(answer["refused"]), str(answer["why"])

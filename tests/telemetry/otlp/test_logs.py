@@ -92,6 +92,21 @@ async def test_a_failure_is_more_severe_than_a_denial(fields: dict[str, Any], se
     assert record.severity_text == severity
 
 
+@pytest.mark.parametrize("field", [{"time": "x"}, {"status": None}, {"duration_ms": "1"}, {"time": 1, "path": []}])
+async def test_what_a_filter_logs_in_place_of_our_fields_loses_no_other_line(field: dict[str, Any]):
+    odd = exchange()
+    odd.add_log_fields(field)
+    record, other = await Lines().records(odd, exchange())
+    assert json.loads(record.body.string_value)["request_id"] == "abc-1"
+    assert other.severity_text == "INFO"
+
+
+@pytest.mark.parametrize("size", [0, 90, 107, 108, 109, 110, 111, 112, 128, 300])
+async def test_texts_of_every_length_are_read_back(size: int):
+    (record,) = await Lines().records(exchange(path=b"/" + b"x" * size))
+    assert attributes(record)["path"] == "/" + "x" * size
+
+
 async def test_the_log_may_go_to_the_collector_alone():
     lines = Lines(has_file=False)
     assert len(await lines.records(exchange(), exchange())) == 2

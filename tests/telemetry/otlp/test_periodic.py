@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,13 @@ class Sent:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+async def test_a_collector_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatch):
+    sent = Sent(b'{"refused": -1, "why": "away"}')
+    monkeypatch.setattr(sent.export, "_encoder", SimpleNamespace(requests=lambda *_: [(b"a", 2), (b"b", 3)]))
+    await sent.export.export()
+    assert (sent.requests, sent.counts.dropped) == ([b"a"], {"unreachable": 5})
 
 
 async def test_metrics_are_sent_from_time_to_time_and_at_the_end():

@@ -135,6 +135,14 @@ async def test_spans_that_a_collector_refuses_of_a_batch_are_counted():
     assert counts.last_error == "the collector refused 2 of 3: too old"
 
 
+async def test_a_collector_cannot_refuse_more_than_it_got():
+    collector, counts = Collector((2**64 - 1, "x")), ExportCounts()
+    exporter = exporter_to(collector, counts)
+    exporter.put(exchange())
+    await exporter.drain(5)
+    assert (counts.exported, counts.dropped) == (0, {"refused": 1})
+
+
 async def test_a_drain_does_not_wait_for_ever():
     collector, counts = Collector(), ExportCounts()
     collector.is_held.clear()
