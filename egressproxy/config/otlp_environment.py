@@ -190,7 +190,8 @@ class _Reader:
         return read(own if self._text(own) else general)
 
     def _text(self, variable: str) -> str:
-        return self._environment.get(variable, "").strip()
+        """Without what is no UTF-8, which no collector would read."""
+        return self._environment.get(variable, "").encode("utf-8", "replace").decode().strip()
 
     def _warn(self, variable: str, written: str, remedy: str) -> None:
         warning = f"{variable} is {written!r}, which is ignored: write {remedy}"

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Final
 
 from egressproxy.model.exchange_trace import ExchangeTrace
 from egressproxy.telemetry.counters import ExportCounts
-from egressproxy.telemetry.otlp.messages import Envelope, any_value
+from egressproxy.telemetry.otlp.messages import Envelope
+from egressproxy.telemetry.protobuf import any_value, key_of, number, sized, utf8
 from egressproxy.telemetry.tracing.exporter import BATCH, BatchExporter, Send
-from egressproxy.telemetry.tracing.protobuf import key_of, number, sized, utf8
 
 #: Characters of lines that wait for a slow collector, and in one request: collectors read messages of gRPC up to 4 MiB.
 MAX_WAITING: Final = 8 * 1024 * 1024

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 from egressproxy.telemetry.otlp.messages import Envelope, key_value
-from egressproxy.telemetry.tracing.protobuf import number, sized
+from egressproxy.telemetry.protobuf import number, sized
 
 #: Bytes of data points in one request: collectors read messages of gRPC up to 4 MiB.
 MAX_REQUEST: Final = 1024 * 1024

@@ -10,6 +10,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from struct import Struct
 from typing import Final
 
+from egressproxy.telemetry.protobuf import (
+    attribute,
+    fields_of,
+    key_of,
+    list_attribute,
+    number,
+    sized,
+    text_attribute,
+)
 from egressproxy.telemetry.tracing.attributes import (
     Attributes,
     is_failed_attempt,
@@ -18,15 +27,6 @@ from egressproxy.telemetry.tracing.attributes import (
     of_exchange,
     span_name,
     split_host,
-)
-from egressproxy.telemetry.tracing.protobuf import (
-    attribute,
-    fields_of,
-    key_of,
-    list_attribute,
-    number,
-    sized,
-    text_attribute,
 )
 from egressproxy.telemetry.tracing.span import AttemptFacts, ExchangeFacts, ExchangeSpans, SpanSettings, Wait
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from egressproxy.telemetry.tracing.context import traceparent
-from egressproxy.telemetry.tracing.otlp import Encoder, rejected
-from egressproxy.telemetry.tracing.protobuf import (
+from egressproxy.telemetry.protobuf import (
     attribute,
     fields_of,
     key_of,
@@ -14,6 +12,8 @@ from egressproxy.telemetry.tracing.protobuf import (
     text_attribute,
     varint,
 )
+from egressproxy.telemetry.tracing.context import traceparent
+from egressproxy.telemetry.tracing.otlp import Encoder, rejected
 from egressproxy.telemetry.tracing.span import Attempt, ExchangeFacts, ExchangeSpans, SpanSettings
 from tests.support.collector import CLIENT, ERROR, SERVER, otlp, read_request, value_of
 
