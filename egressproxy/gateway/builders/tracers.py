@@ -44,7 +44,8 @@ def with_exports(
             continue
 
         def exporter_to(sender: OtlpSender, to: CollectorIR = collector) -> Exporter:
-            return LogExporter(sender.name, sender.send, LogEncoder(Envelope(resource_of(to))), metrics.log_records)
+            encoder = LogEncoder(Envelope(resource_of(to)))
+            return LogExporter(sender.name, sender.send, encoder, metrics.log_records, "access log")
 
         exporter = _exporter(collector, parts, known, snapshot.exporters, exporter_to)
         assert isinstance(exporter, LogExporter)

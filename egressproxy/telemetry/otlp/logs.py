@@ -15,14 +15,10 @@ from struct import Struct
 from typing import Any, ClassVar, Final
 
 from egressproxy.model.exchange_trace import ExchangeTrace
-from egressproxy.telemetry.counters import ExportCounts
 from egressproxy.telemetry.otlp.messages import Envelope
 from egressproxy.telemetry.protobuf import any_value, key_of, number, sized, utf8
-from egressproxy.telemetry.tracing.exporter import BATCH, BatchExporter, Send
+from egressproxy.telemetry.tracing.exporter import BatchExporter
 
-#: Characters of lines that wait for a slow collector, and in one request: collectors read messages of gRPC up to 4 MiB.
-MAX_WAITING: Final = 8 * 1024 * 1024
-MAX_BATCH: Final = 1024 * 1024
 _EVENT: Final = sized(12, b"egressproxy.access")
 
 #: SeverityNumber and its name.
@@ -46,37 +42,20 @@ class LoggedLine:
     is_sampled: bool = False
     count: ClassVar[int] = 1
 
+    @property
+    def size(self) -> int:
+        return len(self.line)
+
 
 class LogExporter(BatchExporter[LoggedLine]):
     """The LineExporter of a process."""
 
-    __slots__ = ("_size",)
-
-    def __init__(self, name: str, send: Send, encoder: LogEncoder, counts: ExportCounts) -> None:
-        super().__init__(name, send, encoder, counts, "access log")
-        self._size = 0  # characters that wait
+    __slots__ = ()
 
     def put_line(self, line: str, trace: ExchangeTrace | None) -> None:
         """As of LineExporter. What has no room is dropped."""
-        if self._size + len(line) > MAX_WAITING:
-            self._counts.dropped["queue_full"] += 1
-            return
-        before = len(self._queue)
         ids = () if trace is None else (*trace.ids, trace.sampled_ids is not None)
         self.put(LoggedLine(line, *ids))
-        if len(self._queue) > before:
-            self._size += len(line)
-
-    def _taken(self) -> list[LoggedLine]:
-        size = taken = 0
-        for each in self._queue[:BATCH]:
-            if taken and size + len(each.line) > MAX_BATCH:
-                break
-            size += len(each.line)
-            taken += 1
-        batch, self._queue[:taken] = self._queue[:taken], []
-        self._size -= size
-        return batch
 
 
 class LogEncoder:

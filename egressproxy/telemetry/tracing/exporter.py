@@ -24,6 +24,9 @@ INTERVAL_S: Final = 2.0
 BATCH: Final = 512
 #: Exchanges that wait for a slow collector, some 1 KB each.
 MAX_WAITING: Final = 8192
+#: Bytes that wait, and those in one request: clients choose paths, and collectors read messages of gRPC up to 4 MiB.
+MAX_SIZE: Final = 8 * 1024 * 1024
+MAX_BATCH_SIZE: Final = 1024 * 1024
 RETRY_S: Final = 60.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 15.0
@@ -32,10 +35,13 @@ WARN_INTERVAL_S: Final = 60.0
 
 
 class Counted(Protocol):
-    """What waits for export: `count` says how many spans or log records it becomes."""
+    """What waits for export: `count` says how many spans or log records it becomes, `size` is in bytes, about."""
 
     @property
     def count(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
 
 
 T = TypeVar("T", bound=Counted)
@@ -65,7 +71,8 @@ class BatchExporter(Exporter, Generic[T]):
     """One for each collector, signal and process. All methods belong to the loop's thread."""
 
     __slots__ = (
-        "_counts", "_encoder", "_handle", "_is_draining", "_name", "_queue", "_send", "_signal", "_task", "_warned_at",
+        "_counts", "_encoder", "_handle", "_is_draining", "_name", "_queue", "_send", "_signal", "_size", "_task",
+        "_warned_at",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +85,7 @@ class BatchExporter(Exporter, Generic[T]):
         self._encoder = encoder
         self._counts = counts
         self._queue: list[T] = []
+        self._size = 0
         self._handle: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_draining = False
@@ -85,13 +93,14 @@ class BatchExporter(Exporter, Generic[T]):
 
     def put(self, spans: T) -> None:
         """Export what an exchange that has ended leaves. Never blocks."""
-        queue = self._queue
-        if len(queue) >= MAX_WAITING:
+        queue, size = self._queue, spans.size
+        if len(queue) >= MAX_WAITING or self._size + size > MAX_SIZE:
             self._counts.dropped["queue_full"] += spans.count
             return
         queue.append(spans)
+        self._size += size
         if self._task is None:
-            if len(queue) >= BATCH:
+            if len(queue) >= BATCH or self._size >= MAX_BATCH_SIZE:
                 self._begin()
             elif self._handle is None:
                 self._handle = asyncio.get_running_loop().call_later(INTERVAL_S, self._begin)
@@ -117,7 +126,9 @@ class BatchExporter(Exporter, Generic[T]):
     async def _export(self) -> None:
         try:
             is_first = True
-            while self._queue and (is_first or self._is_draining or len(self._queue) >= BATCH):
+            while self._queue and (
+                is_first or self._is_draining or len(self._queue) >= BATCH or self._size >= MAX_BATCH_SIZE
+            ):
                 is_first = False
                 batch = self._taken()
                 data, count = await asyncio.to_thread(self._encoder.request, batch)
@@ -132,7 +143,14 @@ class BatchExporter(Exporter, Generic[T]):
 
     def _taken(self) -> list[T]:
         """The next batch, out of the queue."""
-        batch, self._queue[:BATCH] = self._queue[:BATCH], []
+        size = taken = 0
+        for each in self._queue[:BATCH]:
+            if taken and size + each.size > MAX_BATCH_SIZE:
+                break
+            size += each.size
+            taken += 1
+        batch, self._queue[:taken] = self._queue[:taken], []
+        self._size -= size
         return batch
 
     async def _deliver(self, data: bytes, count: int) -> None:

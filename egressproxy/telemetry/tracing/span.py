@@ -129,5 +129,10 @@ class ExchangeSpans:
         return self.line[OF_SPAN]
 
     @property
+    def size(self) -> int:
+        """The bytes that a client can choose without a bound of ours: its path, here and in each attempt."""
+        return len(self.path) * (1 + len(self.attempts or ()))
+
+    @property
     def count(self) -> int:
         return 1 + len(self.attempts or ()) + len(self.waits or ())

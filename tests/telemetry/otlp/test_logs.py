@@ -13,9 +13,9 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.exchange_trace import TRACE
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.counters import ExportCounts
-from egressproxy.telemetry.otlp import logs
 from egressproxy.telemetry.otlp.logs import LogEncoder, LogExporter
 from egressproxy.telemetry.otlp.messages import Envelope
+from egressproxy.telemetry.tracing import exporter as exporting
 from tests.support.collector import read_logs, value_of
 from tests.telemetry.test_access_log import exchange
 
@@ -30,7 +30,8 @@ class Lines:
         self.dropped = 0
         self.requests: list[bytes] = []
         self.counts = ExportCounts()
-        self.exporter = LogExporter("c", self._send, LogEncoder(Envelope({"service.name": "egress"})), self.counts)
+        encoder = LogEncoder(Envelope({"service.name": "egress"}))
+        self.exporter = LogExporter("c", self._send, encoder, self.counts, "access log")
         self.log = AccessLog(self if has_file else "off")  # type: ignore[arg-type]
         self.log.exporter = self.exporter
 
@@ -116,8 +117,8 @@ async def test_the_log_may_go_to_the_collector_alone():
 
 async def test_lines_that_wait_are_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch):
     long = [exchange(path=b"/" + b"x" * 1000) for _ in range(5)]
-    monkeypatch.setattr(logs, "MAX_WAITING", 5000)
-    monkeypatch.setattr(logs, "MAX_BATCH", 3000)
+    monkeypatch.setattr(exporting, "MAX_SIZE", 5000)
+    monkeypatch.setattr(exporting, "MAX_BATCH_SIZE", 3000)
     lines = Lines()
     assert len(await lines.records(*long)) == 3
     assert len(lines.requests) == 2  # of at most MAX_BATCH

@@ -75,6 +75,17 @@ async def test_a_full_batch_does_not_wait():
     assert counts.exported == exporting.BATCH
 
 
+async def test_long_paths_do_not_wait_either(monkeypatch):
+    monkeypatch.setattr(exporting, "MAX_BATCH_SIZE", 1000)
+    collector, counts = Collector(), ExportCounts()
+    exporter = exporter_to(collector, counts)
+    for _ in range(3):
+        exporter.put(exchange(path=b"/" + b"x" * 999))
+    await asyncio.wait_for(until(lambda: len(collector.batches) == 3), exporting.INTERVAL_S / 2)
+    await exporter.drain(5)
+    assert counts.exported == 3
+
+
 async def test_a_drain_exports_all_that_waits():
     collector, counts = Collector(), ExportCounts()
     exporter = exporter_to(collector, counts)
@@ -94,6 +105,17 @@ async def test_what_has_no_room_is_dropped_and_counted(monkeypatch):
     assert counts.dropped == {"queue_full": 3}
     await exporter.drain(5)
     assert counts.exported == 2
+
+
+async def test_long_paths_of_clients_fill_neither_memory_nor_a_request(monkeypatch):
+    monkeypatch.setattr(exporting, "MAX_SIZE", 2500)
+    monkeypatch.setattr(exporting, "MAX_BATCH_SIZE", 1500)
+    collector, counts = Collector(), ExportCounts()
+    exporter = exporter_to(collector, counts)
+    for _ in range(3):
+        exporter.put(exchange(path=b"/" + b"x" * 999))
+    await exporter.drain(5)
+    assert (counts.exported, counts.dropped, len(collector.batches), exporter._size) == (2, {"queue_full": 1}, 2, 0)
 
 
 async def test_what_a_collector_cannot_take_now_is_sent_again(at_once, caplog):
