@@ -14,13 +14,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
+from time import time_ns
 from typing import TYPE_CHECKING
 
 from egressproxy import __version__
+from egressproxy.config.otlp_environment import otlp_settings
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
 from egressproxy.gateway.identity.killed_identities import KilledIdentities
+from egressproxy.ir.telemetry import Signal
 from egressproxy.model.authority import Authority
+from egressproxy.model.certificate import Validity
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
@@ -37,6 +41,7 @@ from egressproxy.processes.workers.data_plane import ConfigRefused, DataPlane, s
 from egressproxy.processes.workers.kill_switch import KillSwitch
 from egressproxy.reloads import FAILURES, ConfigManager, counted
 from egressproxy.run_options import RunOptions
+from egressproxy.telemetry.counts import Counts, ProcessFigures
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.event_aggregator import NOTICES_S
 from egressproxy.telemetry.events import Events
@@ -44,12 +49,15 @@ from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
     from egressproxy.admin.server import AdminApi, AdminServer
     from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.kubernetes.cluster import Cluster
     from egressproxy.processes.takeover.predecessor import Predecessor
     from egressproxy.processes.takeover.succession import Succession
     from egressproxy.telemetry.exposition import Exposition
+    from egressproxy.telemetry.otlp.periodic import MetricExport
 
 #: Called once all is bound.
 Started = Callable[[Sequence[ForwardListener]], None]
@@ -139,6 +147,7 @@ class App:
         self._started = started
         self._loader = Loader(first)
         self.metrics = Metrics(__version__)
+        self._began_ns = time_ns()
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # workers have collected theirs
         self._events = Events(self.metrics, self._objects_changed, wait_s)
@@ -178,10 +187,12 @@ class App:
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The response to a scrape and its content type; `accept` is the scraper's Accept field."""
         assert self._exposition is not None, "asked by an admin server"
+        return await asyncio.to_thread(self._exposition.render, *await self._counted(), accept)
+
+    async def _counted(self) -> tuple[Counts, list[ProcessFigures], tuple[Validity, ...]]:
         self._events.take()
         counts = await self._data_plane.counts()
-        figures, validities = self._data_plane.figures(), self._live.certificates.validities
-        return await asyncio.to_thread(self._exposition.render, counts, accept, figures, validities)
+        return counts, self._data_plane.figures(), tuple(self._live.certificates.validities)
 
     def _objects_changed(self) -> None:
         """Reload: a source has changed."""
@@ -264,6 +275,9 @@ class App:
                 self._live.update_when_asked(),
             )
         ]
+        export = self._metric_export()
+        if export is not None:
+            tasks.append(asyncio.create_task(export.run()))
         await self._stop.wait()
         delay_s, timeout_s = self.options.drain_delay_s, self.options.drain_timeout_s
         self._manager.stopping(delay_s + timeout_s + 2 * CUT_S, "draining")
@@ -276,6 +290,7 @@ class App:
             server.end_watches()
         for task in tasks:
             task.cancel()
+        finishing = asyncio.create_task(export.finish()) if export is not None else None
         if self._successor:
             log.info("process %d serves: in-flight requests have %g s to finish here", self._successor, timeout_s)
             leaving = [asyncio.create_task(server.stop()) for server in self._servers]  # the addresses are that one's
@@ -284,6 +299,8 @@ class App:
             leaving = []
         cut = await self._drain()
         await asyncio.gather(*leaving)
+        if finishing is not None:
+            await finishing
         self._events.take()
         log.info("stopped%s", cut)
         return 0
@@ -436,6 +453,34 @@ class App:
                     raise ConfigRefused(f"--{what}: {why}{ADDRESS_REMEDIES.get(error.errno or 0, '')}") from None
                 self._servers.append(server)
                 self._own[what] = (server.host, server.port)
+
+    def _metric_export(self) -> MetricExport | None:
+        """What sends metrics to a collector, by a serving process; None where nobody asks for it."""
+        try:
+            settings = otlp_settings(os.environ)
+        except ValueError as error:  # `run` has refused to start
+            log.warning("%s; nothing is exported by these variables", error)
+            return None
+        for warning in settings.warnings:
+            log.warning("%s", warning)
+        collector = next((each for each in settings.collectors if each.signal is Signal.METRICS), None)
+        if collector is None:
+            return None
+        from egressproxy.telemetry.exposition import Exposition
+        from egressproxy.telemetry.otlp.messages import Envelope, resource_of
+        from egressproxy.telemetry.otlp.metrics import MetricEncoder
+        from egressproxy.telemetry.otlp.periodic import MetricExport
+
+        exposition = self._exposition or Exposition(__version__)
+
+        async def read() -> list[Metric]:
+            return await asyncio.to_thread(exposition.families, *await self._counted())
+
+        async def send(request: bytes) -> bytes:
+            return await self._data_plane.ask_one("export_metrics", request)
+
+        encoder = MetricEncoder(Envelope(resource_of(collector)), self._began_ns)
+        return MetricExport(read, send, encoder, self.metrics.metric_points, settings.interval_s)
 
     async def _start_own(self) -> None:
         for server in self._servers:

@@ -119,11 +119,12 @@ def test_a_circle_of_three_is_found():
 
 PATH_ROOMS = ("gateway", "routing", "upstream", "protocols", "net", "model", "ir", "errors")
 #: Beside the path, as filters and telemetry are: snapshots and how they are swapped, requests of the gateway's own, who
-#: asks, what is refused under load, certificates for clients, the settings of TLS.
+#: asks, what is refused under load, certificates for clients, the settings of TLS and of telemetry.
 BESIDE = (
     "gateway.server", "gateway.builders", "gateway.own_calls", "gateway.identity", "gateway.overload",
     "gateway.leaf_certificates", "gateway.backends.health_checks", "net.tls_contexts", "protocols.websocket",
     "gateway.exchange.message_relay", "gateway.exchange.message_exchange", "gateway.exchange.websocket_end",
+    "ir.telemetry",
 )  # fmt: skip
 PATH_LINES = 36_000
 

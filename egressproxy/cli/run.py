@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,7 +23,7 @@ from egressproxy.cli.options import ConfigByOption, admin_option, bind_option, c
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.serving import begin
 from egressproxy.cli.serving_options import MAX_DRAIN_S, serving_options
-from egressproxy.config.otlp_environment import OPTION, tracing_defaults
+from egressproxy.config.otlp_environment import OPTION, SIGNALS_OPTION, otlp_settings, signals_of
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.model.unix_socket import SCHEME, parse_unix_socket
 from egressproxy.net.tls_contexts.key_log import open_key_log
@@ -50,14 +51,32 @@ def _key_log(ctx: click.Context, _param: click.Parameter, path: Path | None) -> 
     return path
 
 
-def _otlp_endpoint(_ctx: click.Context, _param: click.Parameter, url: str | None) -> None:
-    """Leave the URL to the processes that compile configurations. Raises click.BadParameter, for a variable, too."""
+def _otlp(variable: str, check: Callable[[str], object]) -> Callable[..., None]:
+    """Leaves the option to the processes that compile configurations. Raises click.BadParameter, by `check`."""
+
+    def leave(_ctx: click.Context, param: click.Parameter, written: str | None) -> None:
+        if written is not None:
+            try:
+                check(written)
+            except ValueError as error:
+                raise click.BadParameter(str(error), param=param) from None
+            os.environ[variable] = written
+
+    return leave
+
+
+def _check_endpoint(written: str) -> None:
+    if not written.strip():
+        raise ValueError("it is empty: write a URL such as http://otel-collector:4318, or leave the option out")
+    otlp_settings({OPTION: written})
+
+
+def _check_variables() -> None:
+    """Raises click.UsageError, which names the variable."""
     try:
-        tracing_defaults({**os.environ, OPTION: url} if url is not None else os.environ)
+        otlp_settings(os.environ)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--otlp-endpoint") from None
-    if url is not None:
-        os.environ[OPTION] = url
+        raise click.UsageError(str(error)) from None
 
 
 def _takeover(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
@@ -143,9 +162,15 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " with --api-token-file. Needs --state-dir.",
 )  # fmt: skip
 @click.option(
-    "--otlp-endpoint", metavar="URL", default=None, callback=_otlp_endpoint, expose_value=False,
-    help="A collector of OpenTelemetry, for the traces of Gateways whose XTelemetryPolicy names none: by gRPC on port"
-    " 4317, else by HTTP. The OTEL_ variables of the SDKs hold, too. Default: $OTEL_EXPORTER_OTLP_ENDPOINT, or none.",
+    "--otlp-endpoint", metavar="URL", default=None, callback=_otlp(OPTION, _check_endpoint), expose_value=False,
+    help="A collector of OpenTelemetry, for the traces of Gateways whose XTelemetryPolicy names none, and for what"
+    " --otlp-signals lists: by gRPC on port 4317, else by HTTP. The OTEL_ variables of the SDKs hold, too. Default:"
+    " $OTEL_EXPORTER_OTLP_ENDPOINT, or none.",
+)  # fmt: skip
+@click.option(
+    "--otlp-signals", metavar="LIST", default=None, callback=_otlp(SIGNALS_OPTION, signals_of), expose_value=False,
+    help="What goes to the collector: a list of traces, metrics and logs (the access log). Default:"
+    " $OTEL_TRACES_EXPORTER, $OTEL_METRICS_EXPORTER and $OTEL_LOGS_EXPORTER (otlp or none), else traces.",
 )  # fmt: skip
 @click.option(
     "--drain-delay", "drain_delay_s", type=seconds(MAX_DRAIN_S), default=0.0, show_default=True, metavar="SECONDS",
@@ -239,6 +264,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     elif unused := [name for name in ("listener", *CLIENT_OPTIONS) if _is_given(ctx, name)]:
         option = next(each.opts[0] for each in ctx.command.params if each.name == unused[0])
         raise click.UsageError(f"{option} is for a command: write the command after --")
+    _check_variables()
     login = login_of(clients["token"], clients["user"], clients["password"])
     cluster = cluster_of(given)
     options = RunOptions(secrets=sources, cluster=cluster, **given)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from inspect import iscoroutine
-from time import perf_counter
+from time import monotonic
 from traceback import walk_tb
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.error_budget import OutOfService
 from egressproxy.filters.filter_trace import is_traced, traced
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 
@@ -174,7 +175,7 @@ async def wait(step: FilterStep, awaitable: Awaitable[R], exchange: Exchange) ->
     """Await a step's result, under its deadline. Raises DeadlinePassed, and the filter's errors."""
     is_for_people = step.filter.waits_for_people
     deadline = asyncio.timeout(None if is_for_people else step.spec.timeout_s or None)
-    began = perf_counter()
+    began = monotonic()
     if is_for_people:
         exchange.hold_for_people(1)
     try:
@@ -200,7 +201,12 @@ async def wait(step: FilterStep, awaitable: Awaitable[R], exchange: Exchange) ->
         if is_for_people:
             exchange.hold_for_people(-1)
         step.stats.runs += 1
-        step.stats.took(perf_counter() - began)
+        step.stats.took(monotonic() - began)
+        trace = exchange.state.get(TRACE) if exchange.state else None
+        if trace is not None:
+            told = (("name", step.spec.name), ("type", step.spec.type), ("phase", step.stats.phase))
+            attributes = tuple((f"egressproxy.filter.{key}", value) for key, value in told)
+            trace.add_wait(exchange, f"filter {step.spec.name}", began, attributes)
         del deadline  # breaks a cycle: deadline, task, error, frames
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final
@@ -34,6 +34,7 @@ from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.table import HttpTable
+from egressproxy.telemetry.access_log import LineExporter
 from egressproxy.telemetry.series import Series
 
 #: By collector, and the cluster that leads to it.
@@ -225,7 +226,9 @@ class Snapshot:
     leaf_caches: CertificateCaches = field(default_factory=CertificateCaches)
     authenticators: Authenticators = field(default_factory=Authenticators)
     watches: BackendWatches | None = None  # on placeholders of credentials, where there are any
-    exporters: Exporters = field(default_factory=dict)  # of spans
+    exporters: Exporters = field(default_factory=dict)  # of spans, and of the access log
+    line_exporter: LineExporter | None = None
+    send_metrics: Callable[[bytes], Awaitable[tuple[int, str]]] | None = None
 
 
 def replace_endpoints(

@@ -9,7 +9,7 @@ from enum import Enum
 from egressproxy.ir.identity import CertificateClientIR, IdentityIR
 from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR
 from egressproxy.ir.route import ExternalAuthIR, HttpRouteIR, HttpRuleIR, MirrorIR, StreamRouteIR, WeightedBackend
-from egressproxy.ir.telemetry import TracingIR
+from egressproxy.ir.telemetry import CollectorIR, TracingIR
 from egressproxy.model.secret import SecretBytes
 
 
@@ -165,11 +165,14 @@ class ListenerIR:
 
 @dataclass(frozen=True, slots=True)
 class ConfigIR:
-    """`generation` counts the configurations that were put into service, from 1."""
+    """`generation` counts the configurations that were put into service, from 1. `collectors` are those of the access
+    log and of metrics.
+    """
 
     listeners: tuple[ListenerIR, ...] = ()
     generation: int = 0
     system_roots: str = ""
+    collectors: tuple[CollectorIR, ...] = ()
 
 
 def every_listener(config: ConfigIR) -> Iterator[ListenerIR]:

@@ -1,4 +1,4 @@
-"""Traces of a Gateway's exchanges. Source: Gateway API XTelemetryPolicy (GEP-4768)."""
+"""Traces of a Gateway's exchanges, and collectors. Source: Gateway API XTelemetryPolicy (GEP-4768)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.secret import SecretBytes
 
 SERVICE_NAME: Final = "egressproxy"
+
+
+class Signal(str, Enum):
+    """What a collector gets."""
+
+    TRACES = "traces"
+    METRICS = "metrics"
+    LOGS = "logs"
 
 
 class OtlpProtocol(str, Enum):
@@ -38,13 +46,21 @@ class SpanAttributeIR:
 
 @dataclass(frozen=True, slots=True)
 class CollectorIR:
-    """A collector of spans. `path` is that of OTLP over HTTP; `headers` go with every request to it."""
+    """A collector of one signal. `path` is that of OTLP over HTTP; `headers` go with every request to it.
+
+    `timeout_s` bounds a request to it. `is_compressed`: requests are, by gzip. `resource` are further attributes of
+    what is exported.
+    """
 
     backend: WeightedBackend
     protocol: OtlpProtocol = OtlpProtocol.HTTP
     path: str = "/v1/traces"
     headers: tuple[tuple[str, SecretBytes], ...] = ()
     service_name: str = SERVICE_NAME
+    signal: Signal = Signal.TRACES
+    timeout_s: float = 10.0
+    is_compressed: bool = False
+    resource: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

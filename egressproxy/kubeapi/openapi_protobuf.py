@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from egressproxy.telemetry.protobuf import varint
+
 #: Clients ask for it by a name that is no media type, and cannot read that themselves.
 CONTENT_TYPE: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 ACCEPTED: Final = (CONTENT_TYPE, "application/com.github.proto-openapi.spec.v2@v1.0+protobuf")
@@ -42,7 +44,7 @@ def _schema(part: Document) -> bytes:
         made.append(_message(5, _any(part["default"])))
     for name, number in _SCHEMA_DOUBLES.items():
         if name in part:
-            made.append(_varint(number << 3 | 1) + struct.pack("<d", part[name]))
+            made.append(varint(number << 3 | 1) + struct.pack("<d", part[name]))
     made += [_count(number, part[name]) for name, number in _SCHEMA_COUNTS.items() if name in part]
     made += [_text(19, name) for name in part.get("required", ())]
     made += [_message(20, _any(value)) for value in part.get("enum", ())]
@@ -100,17 +102,8 @@ def _text(number: int, value: str) -> bytes:
 
 
 def _message(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
+    return varint(number << 3 | 2) + varint(len(data)) + data
 
 
 def _count(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-def _varint(value: int) -> bytes:
-    made = bytearray()
-    while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    made.append(value)
-    return bytes(made)
+    return varint(number << 3) + varint(value)

@@ -10,6 +10,7 @@ from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.message import RequestHead
 
 CallerT = TypeVar("CallerT")
+Attributes = tuple[tuple[str, str], ...]
 
 
 class ExchangeTrace(ABC):
@@ -22,13 +23,25 @@ class ExchangeTrace(ABC):
     def log_text(self) -> str:
         """Members of JSON for the access log: `trace_id`, and the client's `x_request_id` if there is one."""
 
+    @property
+    @abstractmethod
+    def ids(self) -> tuple[bytes, bytes]:
+        """The trace and the span of the exchange, in hexadecimal digits."""
+
+    @property
+    @abstractmethod
+    def sampled_ids(self) -> tuple[bytes, bytes] | None:
+        """As `ids`; None where the trace may yet be left out."""
+
     @abstractmethod
     def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
         """This UpstreamCaller, with a span for each attempt that it makes for `exchange`."""
 
     @abstractmethod
-    def add_wait(self, name: str, began: float) -> None:
-        """Record, as a child span, what the exchange has waited for until now. `began`: monotonic seconds."""
+    def add_wait(self, exchange: Exchange, name: str, began: float, attributes: Attributes = ()) -> None:
+        """Record what the exchange has waited for until now, as a child span of its attempt if one is being made.
+        `began`: monotonic seconds. With `attributes`, waits in a row that have the same become one.
+        """
 
     @abstractmethod
     def add_attributes(self, attributes: Mapping[str, str | float]) -> None:
@@ -50,7 +63,7 @@ class Tracer(ABC):
 
 
 class Exporter(ABC):
-    """What takes spans to a collector."""
+    """What takes spans, or log records, to a collector."""
 
     __slots__ = ()
 
@@ -66,7 +79,7 @@ def add_wait(exchange: Exchange, name: str, began: float) -> None:
     """As `ExchangeTrace.add_wait`, where the trace of `exchange` is recorded."""
     trace = exchange.state.get(TRACE)
     if trace is not None:
-        trace.add_wait(name, began)
+        trace.add_wait(exchange, name, began)
 
 
 def traced_caller(caller: CallerT, exchange: Exchange) -> CallerT:

@@ -44,7 +44,7 @@ def pack(config: ConfigIR) -> bytes:
     """The configuration with its secrets; see `unpacking`."""
     buffer = io.BytesIO()
     pickler = Pickler(buffer, protocol=5)
-    pickler.dump((config.generation, config.system_roots, len(config.listeners)))
+    pickler.dump((config.generation, config.system_roots, config.collectors, len(config.listeners)))
     _pack_listeners(pickler, config.listeners)
     return buffer.getvalue()
 
@@ -64,9 +64,9 @@ def unpacking(packed: bytes) -> Work[ConfigIR]:
     """Read what `pack` wrote, a piece at a time. Raises PackingError."""
     unpickler = Unpickler(io.BytesIO(packed), _find, "part of a configuration")
     try:
-        generation, system_roots, count = unpickler.load()
+        generation, system_roots, collectors, count = unpickler.load()
         listeners = yield from _unpacking_listeners(unpickler, count)
-        return ConfigIR(listeners, generation, system_roots)
+        return ConfigIR(listeners, generation, system_roots, collectors)
     except Exception as error:  # pickle raises nearly everything
         raise PackingError(f"no packed configuration ({type(error).__name__})") from None
 

@@ -22,7 +22,7 @@ from egressproxy.errors import Reason
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.exchange import LOGGED, Exchange
-from egressproxy.model.exchange_trace import TRACE
+from egressproxy.model.exchange_trace import TRACE, ExchangeTrace
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.per_client_quota import PerClientQuota, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
@@ -114,6 +114,13 @@ class Batches(Protocol):
         """Take no more, and wait at most so long until all is written."""
 
 
+class LineExporter(Protocol):
+    """What takes lines to a collector, too (`telemetry.otlp.logs`)."""
+
+    def put_line(self, line: str, trace: ExchangeTrace | None) -> None:
+        """Take this line; `trace` is that of its exchange if there is one. Never blocks."""
+
+
 class AccessLog:
     """Writes to `target`: None or "-" is standard output, "off" nothing, an int a file descriptor, text a path;
     anything else is given the batches.
@@ -124,7 +131,7 @@ class AccessLog:
 
     __slots__ = (
         "_denials", "_denials_second", "_lines", "_logged", "_millisecond", "_moment", "_shared_parts", "_size",
-        "_stamps", "_timer", "_writer", "suppressed",
+        "_stamps", "_timer", "_writer", "exporter", "suppressed",
     )  # fmt: skip
 
     def __init__(
@@ -141,6 +148,7 @@ class AccessLog:
                 self._writer = LogWriter(target, max_waiting_bytes, turn or nullcontext())
         else:
             self._writer = target
+        self.exporter: LineExporter | None = None
         self._lines: list[str] = []
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -163,7 +171,7 @@ class AccessLog:
 
     def record(self, exchange: Exchange) -> None:
         """Log a finished exchange. Never blocks."""
-        if self._writer is None:
+        if self._writer is None and self.exporter is None:
             return
         state = exchange.state
         is_plain = exchange.reason is _OK and not exchange.would_deny and not exchange.detail
@@ -173,6 +181,10 @@ class AccessLog:
             return
         else:
             line = self._explained(exchange)
+        if self.exporter is not None:
+            self.exporter.put_line(line, state.get(TRACE))
+            if self._writer is None:
+                return
         lines = self._lines
         if not lines:
             self._arm()

@@ -71,8 +71,8 @@ class CallCounts:
         self.durations.count(duration_s)
 
 
-class SpanCounts:
-    """What became of spans for collectors: `exported`, or `dropped`, by why ("queue_full", "refused", "unreachable").
+class ExportCounts:
+    """What became of a signal: `exported`, or `dropped`, by why ("queue_full", "refused", "unreachable").
     `last_error`: why the latest batch was not taken; "": it was.
     """
 

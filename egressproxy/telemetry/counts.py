@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.telemetry.counters import Durations
-from egressproxy.telemetry.series import Labels, Series
+from egressproxy.telemetry.series import Exemplar, Labels, Series, latest
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -31,7 +31,7 @@ class MetricKind(str, Enum):
 @dataclass(slots=True)
 class MetricFamily:
     """All numbers of one metric, by their labels. Of a histogram `values` are sums; `buckets` has one entry more than
-    `bounds`, the upper ones.
+    `bounds`, the upper ones; `exemplars` are by bucket.
     """
 
     kind: MetricKind
@@ -40,6 +40,7 @@ class MetricFamily:
     values: dict[tuple[str, ...], float]
     bounds: tuple[float, ...] = ()
     buckets: dict[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict)
+    exemplars: dict[tuple[str, ...], dict[int, Exemplar]] = field(default_factory=dict)
 
     @classmethod
     def timed(
@@ -69,7 +70,10 @@ class MetricFamily:
         for labels, counted in other.buckets.items():
             mine = buckets.get(labels)
             buckets[labels] = counted if mine is None else tuple(map(add, mine, counted))
-        return replace(self, values=values, buckets=buckets)
+        exemplars = dict(self.exemplars)
+        for labels, shown in other.exemplars.items():
+            exemplars[labels] = latest(exemplars.get(labels, {}), shown)
+        return replace(self, values=values, buckets=buckets, exemplars=exemplars)
 
     @property
     def lasts(self) -> bool:

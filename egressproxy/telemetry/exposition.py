@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from operator import add
 from typing import Final
@@ -11,13 +11,23 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as PrometheusExemplar
 
 from egressproxy.build import name as build_name
 from egressproxy.model.certificate import Validity
 from egressproxy.net.loop import loop_name
 from egressproxy.telemetry.counters import Durations
 from egressproxy.telemetry.counts import Counts, MetricKind, ProcessFigures
-from egressproxy.telemetry.series import BUCKETS_S, LABELS, Labels
+from egressproxy.telemetry.series import (
+    ANSWER,
+    BUCKETS_S,
+    DURATION,
+    FIRST_BYTE,
+    LABELS,
+    Exemplar,
+    Series,
+    latest,
+)
 
 
 def _bound_texts(bounds: Iterable[float]) -> tuple[str, ...]:
@@ -40,17 +50,22 @@ class Exposition:
     def render(
         self,
         counts: Counts,
-        accept: str = "",
         workers: Iterable[ProcessFigures] = (),
         validities: Iterable[Validity] = (),
+        accept: str = "",
     ) -> tuple[bytes, str]:
         """The text and its content type, as the scraper's `accept` prefers. `validities`: certificates in service."""
         encode, content_type = choose_encoder(accept)
-        families = [
+        return encode(_Families(self.families(counts, workers, validities))), content_type
+
+    def families(
+        self, counts: Counts, workers: Iterable[ProcessFigures] = (), validities: Iterable[Validity] = ()
+    ) -> list[Metric]:
+        """All metrics, as `render` has them."""
+        return [
             *_traffic(counts), *_families(counts), *_workers(workers), _certificates(validities), self._build(),
             *self._registry.collect(),
         ]  # fmt: skip
-        return encode(_Families(families)), content_type
 
     def _build(self) -> Metric:
         build = GaugeMetricFamily("egress_build_info", "Always 1.", labels=("version", "build", "event_loop"))
@@ -80,7 +95,8 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
     for series in every:
         labels = series.labels
         if series.requests:
-            durations.add_metric(labels, _cumulative(_DURATION_TEXTS, tuple(series.durations)), series.duration_sum_s)
+            buckets = _cumulative(_DURATION_TEXTS, tuple(series.durations), series.exemplars_of(DURATION))
+            durations.add_metric(labels, buckets, series.duration_sum_s)
         for direction, size in (("in", series.bytes_in), ("out", series.bytes_out)):
             if size:
                 traffic.add_metric((*labels, direction), size)
@@ -90,12 +106,14 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
     yield _by_backend(
         "egress_response_first_byte_seconds",
         "From the first byte of the request's head to that of the response; for a tunnel, until it was open.",
-        ((series.labels, series.first_bytes, series.first_byte_sum_s) for series in every if series.requests),
+        FIRST_BYTE,
+        ((series, series.first_bytes, series.first_byte_sum_s) for series in every if series.requests),
     )
     yield _by_backend(
         "egress_upstream_response_seconds",
         "From the beginning of an attempt to the head of the backend's response; for a tunnel, until it was connected.",
-        ((series.labels, series.answers, series.answer_sum_s) for series in every if series.answers),
+        ANSWER,
+        ((series, series.answers, series.answer_sum_s) for series in every if series.answers),
     )
     for name, description, attribute, label in (
         ("egress_requests", "Exchanges and tunnels that ended, by the status sent.", "requests", "code"),
@@ -116,17 +134,23 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
         yield family
 
 
-def _by_backend(name: str, description: str, counted: Iterable[tuple[Labels, list[int], float]]) -> Metric:
+def _by_backend(
+    name: str, description: str, histogram: int, counted: Iterable[tuple[Series, list[int], float]]
+) -> Metric:
     """A histogram of all clients and policies together, by gateway, route and backend alone."""
     found: dict[tuple[str, ...], Durations] = {}
-    for labels, buckets, sum_s in counted:
-        total = found.setdefault(labels[:3], Durations(BUCKETS_S))
+    shown: dict[tuple[str, ...], dict[int, Exemplar]] = {}
+    for series, buckets, sum_s in counted:
+        key: tuple[str, ...] = series.labels[:3]
+        if series.exemplars:
+            shown[key] = latest(shown.get(key, {}), series.exemplars_of(histogram))
+        total = found.setdefault(key, Durations(BUCKETS_S))
         total.buckets = list(map(add, total.buckets, buckets))
         total.sum_s += sum_s
     family = HistogramMetricFamily(name, description, labels=LABELS[:3])
     for key, total in found.items():
         if any(total.buckets):
-            family.add_metric(key, _cumulative(_DURATION_TEXTS, tuple(total.buckets)), total.sum_s)
+            family.add_metric(key, _cumulative(_DURATION_TEXTS, tuple(total.buckets), shown.get(key, {})), total.sum_s)
     return family
 
 
@@ -136,7 +160,8 @@ def _families(counts: Counts) -> Iterator[Metric]:
             histograms = HistogramMetricFamily(name, family.description, labels=family.labels)
             bounds = _bound_texts(family.bounds)
             for labels, total in sorted(family.values.items()):
-                histograms.add_metric(labels, _cumulative(bounds, family.buckets[labels]), total)
+                shown = family.exemplars.get(labels, {})
+                histograms.add_metric(labels, _cumulative(bounds, family.buckets[labels], shown), total)
             yield histograms
             continue
         of_kind = CounterMetricFamily if family.kind is MetricKind.COUNTER else GaugeMetricFamily
@@ -168,5 +193,14 @@ def _certificates(validities: Iterable[Validity]) -> Metric:
     return expiry
 
 
-def _cumulative(bounds: tuple[str, ...], buckets: tuple[int, ...]) -> list[tuple[str, float]]:
-    return list(zip(bounds, accumulate(buckets), strict=True))
+def _cumulative(
+    bounds: tuple[str, ...], buckets: tuple[int, ...], shown: Mapping[int, Exemplar]
+) -> list[tuple[str, float] | tuple[str, float, PrometheusExemplar]]:
+    """Bounds and counts, with the exemplars `shown` of some buckets, which Prometheus text leaves out."""
+    found: list[tuple[str, float] | tuple[str, float, PrometheusExemplar]] = [
+        *zip(bounds, accumulate(buckets), strict=True)
+    ]
+    for bucket, (trace_id, span_id, value, at_s) in shown.items():
+        ids = {"trace_id": trace_id.decode(), "span_id": span_id.decode()}
+        found[bucket] = (*found[bucket][:2], PrometheusExemplar(ids, value, at_s))
+    return found

@@ -9,11 +9,15 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from time import time
 from typing import Final
 from weakref import WeakValueDictionary
 
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange_trace import TRACE
 from egressproxy.telemetry.counters import OVERFLOW
 from egressproxy.telemetry.counts import MetricFamily, MetricKind
+from egressproxy.telemetry.series import Exemplar
 
 #: The most label sets of one metric, over the life of the process, and characters of a label.
 MAX_SETS: Final = 1000
@@ -35,6 +39,7 @@ class _Family:
     bounds: tuple[float, ...] = ()
     values: dict[Labels, float] = field(default_factory=dict)
     buckets: dict[Labels, list[int]] = field(default_factory=dict)
+    exemplars: dict[Labels, dict[int, Exemplar]] = field(default_factory=dict)
     setters: dict[Labels, FilterMeter] = field(default_factory=dict)  # of a gauge: who has set it last
     labelled: WeakValueDictionary[Labels, LabelledCounter] = field(default_factory=WeakValueDictionary)
 
@@ -82,6 +87,7 @@ class FilterMetrics:
                 dict(family.values),
                 family.bounds,
                 {labels: tuple(buckets) for labels, buckets in family.buckets.items()},
+                {labels: dict(shown) for labels, shown in family.exemplars.items()},
             )
             for name, family in self._families.items()
             if family.values
@@ -172,15 +178,20 @@ class FilterHistogram:
         self._family = family
         self._filter = name
 
-    def observe(self, value: float, *labels: str) -> None:
-        """Count a value with these labels."""
+    def observe(self, value: float, *labels: str, exchange: Exchange | None = None) -> None:
+        """Count a value with these labels. `exchange`: the one that it is of, for an exemplar where that is traced."""
         family = self._family
         key = family.room_for((self._filter, *labels))
         family.values[key] = family.values.get(key, 0) + value
         buckets = family.buckets.get(key)
         if buckets is None:
             buckets = family.buckets[key] = [0] * (len(family.bounds) + 1)
-        buckets[bisect_left(family.bounds, value)] += 1
+        bucket = bisect_left(family.bounds, value)
+        buckets[bucket] += 1
+        if exchange is not None and exchange.state:
+            trace = exchange.state.get(TRACE)
+            if trace is not None and (ids := trace.sampled_ids) is not None:
+                family.exemplars.setdefault(key, {})[bucket] = (*ids, value, time())
 
 
 class FilterMeter:

@@ -27,10 +27,10 @@ from egressproxy.telemetry.counters import (
     DnsQueries,
     Durations,
     EchHellos,
+    ExportCounts,
     Interceptions,
     LabelSets,
     McpCalls,
-    SpanCounts,
 )
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
 from egressproxy.telemetry.event_aggregator import FILTER_BUCKETS_S, EventAggregator, FilterStats
@@ -112,7 +112,9 @@ class Metrics:
         self.shed: Counter[tuple[str, str]] = Counter()  # by why, and priority
         self.external_auth = CallCounts()
         self.filter_calls = CallCounts()
-        self.spans = SpanCounts()
+        self.spans = ExportCounts()
+        self.log_records = ExportCounts()
+        self.metric_points = ExportCounts()
         self.filter_metrics = FilterMetrics()
         self.mcp_calls = McpCalls()
         self.translations: LabelSets[str, str, str, str, str] = LabelSets()
@@ -320,15 +322,23 @@ class Metrics:
             "How long DNS servers took to answer; of those that did not, how long was waited.",
             ("server",), QUERY_BUCKETS_S, {(server,): each for server, each in self.dns_queries.durations.items()},
         )  # fmt: skip
-        if self.spans.is_used:
-            yield _counter("egress_spans_exported", "Spans that a collector has taken.", (), {(): self.spans.exported})
-            yield _counter(
-                "egress_spans_dropped", "Spans that no collector has taken, by reason.", ("reason",), self.spans.dropped
-            )
-            yield _gauge(
-                "egress_spans_last_export_success", "Workers whose latest batch of spans was taken.", (),
-                {(): int(not self.spans.last_error)},
-            )  # fmt: skip
+        for what, counts in (
+            ("spans", self.spans), ("log_records", self.log_records), ("metric_points", self.metric_points),
+        ):  # fmt: skip
+            if counts.is_used:
+                called = what.replace("_", " ")
+                yield _counter(
+                    f"egress_{what}_exported", f"What a collector has taken of the {called}.", (),
+                    {(): counts.exported},
+                )  # fmt: skip
+                yield _counter(
+                    f"egress_{what}_dropped", f"What no collector has taken of the {called}, by reason.", ("reason",),
+                    counts.dropped,
+                )  # fmt: skip
+                yield _gauge(
+                    f"egress_{what}_last_export_success", f"Processes whose latest batch of {called} was taken.", (),
+                    {(): int(not counts.last_error)},
+                )  # fmt: skip
         yield from starmap(_counter, (
             ("egress_external_auth", "Calls to authorization servers, by result.",
              ("route", "backend", "result"), self.external_auth.asked),

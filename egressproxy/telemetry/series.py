@@ -30,12 +30,20 @@ NEVER: Final = float("inf")
 #: Policy and entry are those that allowed or denied.
 LABELS: Final = ("gateway", "route", "backend", "namespace", "service_account", "policy", "entry")
 Labels = tuple[str, str, str, str, str, str, str]
+#: The trace and the span of one that a bucket has counted (hexadecimal digits), its seconds, and when it ended (seconds
+#: since 1970).
+Exemplar = tuple[bytes, bytes, float, float]
+#: The histograms, as `Series.exemplars` calls them.
+DURATION: Final = 0
+FIRST_BYTE: Final = 1
+ANSWER: Final = 2
 
 #: What every series holds before anything was counted. It is shared, so never write to it.
 _NO_STATUS: Final[dict[int, int]] = {}
 _NO_WORD: Final[dict[str, int]] = {}
 #: As a histogram before its first time: writing to it is an IndexError.
 _NO_BUCKETS: Final[list[int]] = []
+_NO_EXEMPLARS: Final[dict[tuple[int, int], Exemplar]] = {}
 _ZEROS: Final = (0,) * (len(BUCKETS_S) + 1)
 #: The attributes of a series that count by status, reason or result.
 _BY_KEY: Final = (
@@ -45,7 +53,7 @@ _BY_KEY: Final = (
 _BY_TIME: Final = ("at_once", "streamed", "begun", "answers")
 _SUMS: Final = ("duration_sum_s", "body_sum_s", "answer_sum_s", "bytes_in", "bytes_out", "tunnels_active")
 #: All of its attributes but the labels.
-_COUNTED: Final = (*_BY_KEY, *_BY_TIME, *_SUMS, "has_tunnels")
+_COUNTED: Final = (*_BY_KEY, *_BY_TIME, *_SUMS, "has_tunnels", "exemplars")
 
 _K = TypeVar("_K")
 
@@ -67,13 +75,13 @@ class Series:
 
     Most responses begin and end in one turn: their duration, in `at_once`, is the time to their first byte, too. Only
     of the others both are counted: in `streamed`, and in `begun` unless nothing was sent. `body_sum_s` is the time that
-    these took behind their first byte.
+    these took behind their first byte. `exemplars` has the latest of each histogram and bucket whose trace is recorded.
     """
 
     __slots__ = (
         "answer_sum_s", "answers", "at_once", "begun", "body_sum_s", "bytes_in", "bytes_out", "calls", "denied",
-        "duration_sum_s", "failed_attempts", "failovers", "failures", "has_tunnels", "hedges", "labels", "mirrored",
-        "requests", "streamed", "tunnels_active", "would_deny",
+        "duration_sum_s", "exemplars", "failed_attempts", "failovers", "failures", "has_tunnels", "hedges", "labels",
+        "mirrored", "requests", "streamed", "tunnels_active", "would_deny",
     )  # fmt: skip
 
     def __init__(self, labels: Labels) -> None:
@@ -88,6 +96,7 @@ class Series:
         self.failovers = self.hedges = self.mirrored = _NO_WORD
         self.tunnels_active = 0
         self.has_tunnels = False
+        self.exemplars = _NO_EXEMPLARS
 
     def observe(self, exchange: Exchange) -> None:
         """Count a finished exchange: its status, duration, bytes and denial."""
@@ -173,6 +182,17 @@ class Series:
         self.answers[bisect_left(BUCKETS_S, seconds)] += 1
         self.answer_sum_s += seconds
 
+    def show(self, histogram: int, exemplar: Exemplar) -> None:
+        """Keep this one as the latest of its bucket, in DURATION, FIRST_BYTE or ANSWER."""
+        if not self.exemplars:
+            self.exemplars = {}
+        self.exemplars[histogram, bisect_left(BUCKETS_S, exemplar[2])] = exemplar
+
+    def exemplars_of(self, histogram: int) -> dict[int, Exemplar]:
+        """The latest one of each bucket."""
+        # A copy: another thread may read while the loop adds a key.
+        return {bucket: each for (kind, bucket), each in dict(self.exemplars).items() if kind == histogram}
+
     def attempt(self, result: str) -> None:
         """One attempt to reach the backend ended without an answer: "cancelled", or the Reason's value."""
         self.failed_attempts = _with_one(self.failed_attempts, result)
@@ -205,6 +225,8 @@ class Series:
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.has_tunnels = self.has_tunnels or other.has_tunnels
+        if other.exemplars:
+            self.exemplars = latest(self.exemplars, other.exemplars)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Series, (self.labels,), tuple(getattr(self, name) for name in _COUNTED)
@@ -224,6 +246,11 @@ def added(mine: Mapping[_K, int], others: Mapping[_K, int]) -> dict[_K, int]:
     both = Counter(mine)
     both.update(others)
     return dict(both)
+
+
+def latest(mine: Mapping[_K, Exemplar], others: Mapping[_K, Exemplar]) -> dict[_K, Exemplar]:
+    """The later one of both for each key, in a new dictionary."""
+    return {**mine, **{key: each for key, each in others.items() if key not in mine or mine[key][3] < each[3]}}
 
 
 def _together(one: Sequence[int], other: Sequence[int]) -> list[int]:

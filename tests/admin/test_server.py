@@ -28,7 +28,7 @@ class State:
         self.source = Holder(entries(SECRET))
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
-        return Exposition("1.2.3").render(self.metrics.gather(), accept)
+        return Exposition("1.2.3").render(self.metrics.gather(), accept=accept)
 
     def why_not_ready(self) -> str:
         return self.why

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from egressproxy import app
 from egressproxy.cli import wrapped_command
 from egressproxy.cli.main import main
+from egressproxy.config.otlp_environment import OPTION, SIGNALS_OPTION
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.model.secret import SecretBytes
 from egressproxy.processes.loader.process import LoaderProcess
@@ -203,3 +204,35 @@ def test_writes_that_nobody_could_or_everybody_might_do_are_wrong_usage(argument
     result = CliRunner().invoke(main, ["run", *arguments])
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        (["--otlp-endpoint", ""], {}, "Invalid value for '--otlp-endpoint': it is empty: write a URL"),
+        (["--otlp-endpoint", "otel:4317"], {}, "--otlp-endpoint is 'otel:4317': write a URL"),
+        (["--otlp-signals", "log"], {}, "--otlp-signals has 'log': write a list of traces, metrics, logs"),
+        ([], {"OTEL_EXPORTER_OTLP_ENDPOINT": "otel"}, "Error: OTEL_EXPORTER_OTLP_ENDPOINT is 'otel': write a URL"),
+        (
+            ["--otlp-endpoint", "http://otel"],
+            {"OTEL_EXPORTER_OTLP_HEADERS": "secret"},
+            "Error: OTEL_EXPORTER_OTLP_HEADERS is no list of fields",
+        ),
+    ],
+)
+def test_a_fault_names_the_option_or_the_variable(
+    asked: list[RunOptions],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    environment: dict[str, str],
+    said: str,
+):
+    for variable in (OPTION, SIGNALS_OPTION):
+        monkeypatch.setenv(variable, "")  # what `run` leaves there is taken away again
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+    assert "secret" not in result.output
+    assert asked == []

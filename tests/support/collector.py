@@ -9,6 +9,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
@@ -82,7 +83,11 @@ def real_request() -> Any:
 def value_of(value: Any) -> Any:
     """An AnyValue as a value of Python."""
     kind = value.WhichOneof("value")
-    return [value_of(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+    if kind == "kvlist_value":
+        return {each.key: value_of(each.value) for each in value.kvlist_value.values}
+    if kind == "array_value":
+        return [value_of(each) for each in value.array_value.values]
+    return None if kind is None else getattr(value, kind)
 
 
 class ReadRequest:
@@ -114,6 +119,33 @@ def read_request(data: bytes) -> ReadRequest:
         for span in (span for one in theirs.resource_spans for each in one.scope_spans for span in each.spans):
             assert not UnknownFieldSet(span)
     return ReadRequest(message)
+
+
+def read_logs(data: bytes) -> list[Any]:
+    """The records of an ExportLogsServiceRequest, which has one resource and one scope."""
+    module = pytest.importorskip("opentelemetry.proto.collector.logs.v1.logs_service_pb2")
+    (of_resource,) = _known(module.ExportLogsServiceRequest, data).resource_logs
+    (of_scope,) = of_resource.scope_logs
+    assert of_scope.scope.name == "egressproxy"
+    return list(of_scope.log_records)
+
+
+def read_metrics(data: bytes) -> tuple[dict[str, Any], list[Any]]:
+    """The resource and the metrics of an ExportMetricsServiceRequest, which has one resource and one scope."""
+    module = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
+    (of_resource,) = _known(module.ExportMetricsServiceRequest, data).resource_metrics
+    (of_scope,) = of_resource.scope_metrics
+    assert of_scope.scope.name == "egressproxy"
+    return {each.key: value_of(each.value) for each in of_resource.resource.attributes}, list(of_scope.metrics)
+
+
+def _known(kind: Any, data: bytes) -> Any:
+    """The message, all of whose fields are known."""
+    read = kind.FromString(data)
+    whole = read.ByteSize()
+    read.DiscardUnknownFields()
+    assert read.ByteSize() == whole
+    return read
 
 
 def traced(

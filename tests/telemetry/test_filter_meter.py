@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange_trace import TRACE
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices
 from egressproxy.telemetry.exposition import Exposition
@@ -161,3 +165,15 @@ def test_a_counter_with_its_labels_counts_the_same_number_and_has_the_same_bound
     assert len(values) == MAX_SETS + 1
     with pytest.raises(ValueError, match="backwards"):
         card.add(-1)
+
+
+@pytest.mark.parametrize("ids", [(b"a" * 32, b"b" * 16), None])
+def test_an_exchange_whose_trace_is_recorded_is_an_exemplar(ids: tuple[bytes, bytes] | None):
+    metrics, exchange = FilterMetrics(), Exchange("c", "g", "l", 0.0)
+    took = meter(metrics).histogram("took", "How long.", (0.1, 1))
+    took.observe(0.5, exchange=exchange)
+    assert metrics.read()["took"].exemplars == {}
+    exchange.keep(TRACE, SimpleNamespace(sampled_ids=ids))  # type: ignore[arg-type]
+    took.observe(0.5, exchange=exchange)
+    shown = metrics.read()["took"].exemplars.get(("pii",), {})
+    assert {bucket: each[:3] for bucket, each in shown.items()} == ({1: (*ids, 0.5)} if ids else {})

@@ -32,7 +32,7 @@ def exchange(status: int = 200, reason: Reason = Reason.OK, duration_s: float = 
 
 
 def exposition(metrics: Metrics, accept: str = "") -> tuple[bytes, str]:
-    return Exposition(metrics.version).render(metrics.gather(), accept)
+    return Exposition(metrics.version).render(metrics.gather(), accept=accept)
 
 
 def scrape(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

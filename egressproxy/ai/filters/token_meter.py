@@ -211,7 +211,7 @@ class TokenMeter(Filter):
             if count:
                 self._tokens.add(count, *labels, kind)
         if measured.first_at:
-            self._first.observe(measured.first_at - measured.began_at, *labels)
+            self._first.observe(measured.first_at - measured.began_at, *labels, exchange=exchange)
             if usage.output_tokens > 1:
                 self._each.observe((measured.ended_at - measured.first_at) / (usage.output_tokens - 1), *labels)
         price = price_of(self._prices, measured.served_model or measured.model)

@@ -116,7 +116,7 @@ def compile_config(
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     keep_times(statuses, previous.statuses, now)
     return Compiled(
-        spec=ConfigIR(listeners, previous.spec.generation + 1, defaults.system_roots),
+        spec=ConfigIR(listeners, previous.spec.generation + 1, defaults.system_roots, defaults.telemetry.collectors),
         statuses=statuses,
         generations=generations,
         warnings=tuple(run.warnings),
@@ -164,7 +164,7 @@ class _Run:
         )
         self._listeners = ListenerCompiler(self._policies, self._routes, DeniedBackends(defaults.denials))
         self._filters = ListenerFilters(resources, self._backends, self._pipelines, self._routes, self._tls_policies)
-        self._telemetry = TelemetryPolicies(resources, self.references, backend_refs, defaults.tracing)
+        self._telemetry = TelemetryPolicies(resources, self.references, backend_refs, defaults.telemetry)
         self._plans: list[GatewayPlan] = []
         self._served: dict[ListenerPlan, ServedRoutes] = {}
         self._statuses: dict[Key, Status] = {}

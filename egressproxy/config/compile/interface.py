@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from egressproxy.config.otlp_environment import TracingDefaults
+from egressproxy.config.otlp_environment import NO_TELEMETRY, OtlpSettings
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.errors import Denied
@@ -134,8 +134,8 @@ class Defaults:
     `system_roots` is the mark of the system's CA certificates. `unbound` are the addresses and ports that could not be
     bound, with reasons; a cluster's listeners there are not served. `gateway_namespaces` limits the namespaces whose
     Gateways and ListenerSets are read from a cluster; empty: all. `experimental` permits what provisional GEPs define.
-    `has_service`: a Service with a cluster IP is in front of the gateway. `tracing`: for Gateways without a policy for
-    it.
+    `has_service`: a Service with a cluster IP is in front of the gateway. `telemetry`: for Gateways without a policy,
+    and for the process.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -148,7 +148,7 @@ class Defaults:
     gateway_namespaces: tuple[str, ...] = ()
     experimental: bool = False
     has_service: bool = False
-    tracing: TracingDefaults | None = None
+    telemetry: OtlpSettings = NO_TELEMETRY
 
 
 @dataclass(frozen=True, slots=True)

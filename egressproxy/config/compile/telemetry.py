@@ -15,7 +15,7 @@ from egressproxy.config.compile.policies.policy_filters import LimitScopes
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
-from egressproxy.config.otlp_environment import TracingDefaults
+from egressproxy.config.otlp_environment import OtlpSettings, TracingDefaults
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.gateway import Gateway
 from egressproxy.config.resources.meta import GATEWAY_GROUP
@@ -23,7 +23,6 @@ from egressproxy.config.resources.telemetry import SpanAttribute, TelemetryTarge
 from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.ir.telemetry import (
-    SERVICE_NAME,
     AttributeSource,
     CollectorIR,
     OtlpProtocol,
@@ -48,16 +47,17 @@ _SOURCES: Final = {each.value: each for each in AttributeSource}
 
 
 class TelemetryPolicies:
-    """All XTelemetryPolicies. `defaults` is for Gateways without tracing of their own; None: those do not trace."""
+    """All XTelemetryPolicies. `settings` are those of the process, for Gateways without tracing of their own."""
 
     def __init__(
         self, resources: ResourceSet, references: References, backends: BackendRefCompiler,
-        defaults: TracingDefaults | None,
+        settings: OtlpSettings,
     ) -> None:  # fmt: skip
         self._resources = resources
         self._references = references
         self._backends = backends
-        self._defaults = defaults
+        self._settings = settings
+        self._defaults = settings.traces
         self._policies = sorted(resources.of(XTelemetryPolicy), key=age_of)
         self._holding: dict[Key, XTelemetryPolicy] = {}
         self._made: dict[Key, TracingIR | None] = {}
@@ -96,8 +96,9 @@ class TelemetryPolicies:
             return None if self._defaults is None else _by_default(self._defaults, tracing, policy)
         backend, protocol = _spoken_to(self._collector(policy, tracing))
         headers = tuple((each.name.lower(), SecretBytes(each.value.encode())) for each in tracing.provider.headers)
-        name = tracing.service_name or (self._defaults.service_name if self._defaults is not None else SERVICE_NAME)
-        collector = CollectorIR(backend, protocol, headers=headers, service_name=name)
+        settings = self._settings
+        name = tracing.service_name or settings.service_name
+        collector = CollectorIR(backend, protocol, headers=headers, service_name=name, resource=settings.resource)
         return _tracing(collector, tracing, policy, 1.0)
 
     def _collector(self, policy: XTelemetryPolicy, tracing: Tracing) -> WeightedBackend:
@@ -164,7 +165,8 @@ def _refusal(policy: XTelemetryPolicy, ref: TelemetryTargetReference) -> tuple[s
 def _by_default(defaults: TracingDefaults, tracing: Tracing | None, policy: XTelemetryPolicy) -> TracingIR:
     """With the collector of the process, and its sampling where the policy has none."""
     tracing = tracing or Tracing.model_construct()
-    made = _tracing(defaults.collector(tracing.service_name or ""), tracing, policy, defaults.share)
+    to = replace(defaults.to, service_name=tracing.service_name or defaults.to.service_name)
+    made = _tracing(to, tracing, policy, defaults.share)
     if tracing.parent_based_sampling is None:
         made = replace(made, parent_share=defaults.parent_share)
     return made

@@ -149,9 +149,9 @@ class ConnectionOpener:
                 raise
             finally:
                 del dial  # its error's traceback holds this frame: no cycle
+                if began:
+                    add_wait(exchange, "connect", began)
             exchange.upstream = peer_name(parked.transport)
-            if began:
-                add_wait(exchange, "connect", began)
         if parked.is_lost:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=RetrySafety.SAFE)
         return parked
@@ -176,9 +176,11 @@ class ConnectionOpener:
                 known = self.resolver.cached(target.host)
                 if known is None:
                     began = monotonic() if exchange.state else 0.0
-                    resolved = await self.resolver.resolve(target.host, client_of(exchange), identity_of(exchange))
-                    if began:
-                        add_wait(exchange, "dns", began)
+                    try:
+                        resolved = await self.resolver.resolve(target.host, client_of(exchange), identity_of(exchange))
+                    finally:
+                        if began:
+                            add_wait(exchange, "dns", began)
                 else:
                     resolved = known
             addresses = policy.check(target.host, resolved, target.port)
@@ -289,8 +291,8 @@ class ConnectionOpener:
             timer.cancel()
             waiting.clear()
             del done  # its error's traceback holds this frame: no cycle
-        if began:
-            add_wait(exchange, "tls", began)
+            if began:
+                add_wait(exchange, "tls", began)
         return stream
 
     # --- what may be dialled ------------------------------------------------------------------------------------

@@ -132,10 +132,16 @@ class SnapshotBuilder:
             ports[key] = yield from self.port(key, listeners)
         self.authenticators.forget_known()
         self.leaf_caches.forget_known()
-        return Snapshot(
+        snapshot = Snapshot(
             config.generation, ports, self.parts.clusters, self.filters, self.leaf_caches, self.authenticators,
             self.parts.watches, self.exporters,
         )  # fmt: skip
+        if not config.collectors:
+            return snapshot
+        # Here, since few processes export anything.
+        from egressproxy.gateway.builders.tracers import with_exports
+
+        return with_exports(snapshot, config.collectors, self.parts, self._known_exporters, self.metrics)
 
     def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> BlockingWork[Port]:
         """One address and port with the listeners that share it. `key`: (address, port)."""

@@ -61,7 +61,7 @@ from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import add_wait, traced_caller
+from egressproxy.model.exchange_trace import traced_caller
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 
@@ -128,10 +128,7 @@ class HttpConnectionManager(Server):
                     steps: FilterSteps = pipeline.steps  # type: ignore[assignment]  # set with the action
                     outcome = run(steps, exchange)
                     if outcome is not None:
-                        began = monotonic()
                         pipeline.answer = await answer_of(outcome, steps, exchange, pipeline)
-                        if exchange.state:
-                            add_wait(exchange, "filters", began)
                 elif action == CALL:
                     client.body_limit = exchange.max_body_bytes
                     body = pipeline.body

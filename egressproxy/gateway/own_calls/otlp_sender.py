@@ -7,6 +7,7 @@ None of them is an exchange of a client, so that none is traced. Source: OpenTel
 from __future__ import annotations
 
 import asyncio
+import gzip
 from time import monotonic
 from typing import Final
 
@@ -14,17 +15,18 @@ from egressproxy.errors import GatewayError
 from egressproxy.filters.chain import Chain
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.own_calls.backend_call import CallResponse, own_exchange, unary_call
-from egressproxy.ir.telemetry import CollectorIR, OtlpProtocol
+from egressproxy.ir.telemetry import CollectorIR, OtlpProtocol, Signal
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.grpc.framing import call_fields, framed, reply
 from egressproxy.telemetry.tracing.exporter import NotTaken
-from egressproxy.telemetry.tracing.otlp import rejected_spans
+from egressproxy.telemetry.tracing.otlp import rejected
 
-#: The default of the SDKs (OTEL_EXPORTER_OTLP_TIMEOUT).
-TIMEOUT_S: Final = 10.0
-_GRPC_PATH: Final = b"/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_GRPC_PATHS: Final = {
+    signal: b"/opentelemetry.proto.collector.%b.v1.%bService/Export" % (name, name.capitalize())
+    for signal, name in ((Signal.TRACES, b"trace"), (Signal.METRICS, b"metrics"), (Signal.LOGS, b"logs"))
+}
 _HTTP_FIELDS: Final = ((b"content-type", b"application/x-protobuf"), (b"user-agent", b"egressproxy"))
 #: Statuses after which a request is sent again ("OTLP/HTTP Response", "Retryable Response Codes").
 _RETRYABLE: Final = frozenset((429, 502, 503, 504))
@@ -49,30 +51,32 @@ class OtlpSender:
         self.name = spec.backend.backend.label if spec.backend.backend is not None else "-"
 
     async def send(self, request: bytes) -> tuple[int, str]:
-        """Send an ExportTraceServiceRequest. Returns how many spans the collector has refused, and why. Raises
-        NotTaken.
-        """
+        """Send a request of the signal. Returns how much of it the collector has refused, and why. Raises NotTaken."""
         cluster = self._cluster
         if cluster is None:
             raise NotTaken(f"backend {self.name} cannot be used: {self._fault}")
-        is_grpc = self._spec.protocol is OtlpProtocol.GRPC
-        fields = Fields.of(call_fields(TIMEOUT_S) if is_grpc else _HTTP_FIELDS)
-        for name, secret in self._spec.headers:
+        spec = self._spec
+        is_grpc, timeout_s = spec.protocol is OtlpProtocol.GRPC, spec.timeout_s
+        fields = Fields.of(call_fields(timeout_s) if is_grpc else _HTTP_FIELDS)
+        if spec.is_compressed:
+            request = await asyncio.to_thread(gzip.compress, request, 1)
+            fields.set(b"grpc-encoding" if is_grpc else b"content-encoding", b"gzip")
+        for name, secret in spec.headers:
             if name not in _OURS:
                 fields.set(name.encode(), secret.reveal())
-        head = RequestHead(b"POST", _GRPC_PATH if is_grpc else self._spec.path.encode(), fields)
-        body = framed(request) if is_grpc else request
+        head = RequestHead(b"POST", _GRPC_PATHS[spec.signal] if is_grpc else spec.path.encode(), fields)
+        body = framed(request, is_compressed=spec.is_compressed) if is_grpc else request
         head.te_trailers = is_grpc
         head.body = len(body)
         inner = own_exchange(Exchange("-", "-", "-", monotonic()), head, self.name)
         inner.path = head.path
         inner.backend_is_secure = cluster.spec.backend.tls is not None
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 answer = await unary_call(inner, cluster, self._chain, body)
-            return rejected_spans(_message(answer) if is_grpc else _content(answer))
+            return rejected(_message(answer) if is_grpc else _content(answer))
         except TimeoutError:
-            raise NotTaken(f"backend {self.name} did not answer within {TIMEOUT_S:g} s", 0.0) from None
+            raise NotTaken(f"backend {self.name} did not answer within {timeout_s:g} s", 0.0) from None
         except GatewayError as error:
             is_final = is_grpc and inner.has_response and error.status not in _RETRYABLE
             after_s = None if is_final else 0.0

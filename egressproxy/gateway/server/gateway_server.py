@@ -178,6 +178,7 @@ class GatewayServer:
     ) -> Snapshot | None:
         """Make the new configuration hold, all at once: nothing is awaited. Returns the old one."""
         old, self.snapshot = self.snapshot, fresh
+        self.connection_manager.accounting.access_log.exporter = fresh.line_exporter
         self._bound.update(new)
         for key, bound in list(self._bound.items()):
             port = fresh.ports.get(key)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from egressproxy.admin.status import ApiError, bad_request
+from egressproxy.telemetry.protobuf import read_varint
 
 CONTENT_TYPE: Final = "application/vnd.kubernetes.protobuf"
 #: Of one message.
@@ -59,29 +60,18 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
         count += 1
         if count > MAX_FIELDS:
             raise ValueError
-        key, at = _varint(data, at)
+        key, at = read_varint(data, at)
         value: bytes | int
         if key & 7 == 0:
-            value, at = _varint(data, at)
+            value, at = read_varint(data, at)
         elif key & 7 == 2:
-            length, at = _varint(data, at)
+            length, at = read_varint(data, at)
             if at + length > len(data):
                 raise ValueError
             value, at = data[at : at + length], at + length
         else:
             raise ValueError
         yield key >> 3, value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 64, 7):
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError
 
 
 def _bytes(value: bytes | int) -> bytes:

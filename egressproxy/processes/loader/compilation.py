@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.extensions.config_schema import settings_adapter
 from egressproxy.config.compile.interface import Compiled, Defaults
-from egressproxy.config.otlp_environment import TracingDefaults, tracing_defaults
+from egressproxy.config.otlp_environment import NO_TELEMETRY, OtlpSettings, otlp_settings
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.kinds import KINDS
@@ -24,6 +24,8 @@ from egressproxy.doors.catalog import Catalog
 from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
+
+log = logging.getLogger(__name__)
 
 #: What is imported where a config asks for it: expressions, what CredentialInjector may be, since the catalog makes
 #: one to see whether its Secrets fit, and what listeners ask of OpenSSL.
@@ -93,14 +95,16 @@ def _defaults(bind: tuple[str, ...], machine: Machine) -> Defaults:
         gateway_namespaces=machine.gateway_namespaces,
         experimental=machine.experimental,
         has_service=machine.has_service,
-        tracing=_tracing_defaults(),
+        telemetry=_telemetry(),
     )
 
 
-def _tracing_defaults() -> TracingDefaults | None:
-    with suppress(ValueError):  # `run` has refused to start
-        return tracing_defaults(os.environ)
-    return None
+def _telemetry() -> OtlpSettings:
+    try:
+        return otlp_settings(os.environ)
+    except ValueError as error:  # `run` has refused to start, unless a file has gone since
+        log.warning("%s; nothing is exported by these variables", error)
+        return NO_TELEMETRY
 
 
 def _can_take_any_certificate() -> bool:

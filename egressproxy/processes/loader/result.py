@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from egressproxy.config.builtin import open_proxy, open_proxy_warning
-from egressproxy.config.otlp_environment import tracing_defaults
+from egressproxy.config.otlp_environment import otlp_settings
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.certificate import CertificateUse, Validity
@@ -67,9 +67,11 @@ def builtin(port: int) -> CompiledConfig:
     """The default gateway without a configuration, on this port."""
     warning = Problem("", 0, 0, "", "", open_proxy_warning(port), "", Severity.WARNING, "OpenProxy")
     config = open_proxy(port)
-    defaults = tracing_defaults(os.environ)
-    if defaults is not None:
-        config = replace(config, listeners=tuple(replace(each, tracing=defaults.tracing) for each in config.listeners))
+    found = otlp_settings(os.environ)
+    config = replace(config, collectors=found.collectors)
+    if found.traces is not None:
+        tracing = found.traces.tracing
+        config = replace(config, listeners=tuple(replace(each, tracing=tracing) for each in config.listeners))
     return CompiledConfig(pack(config), places(config), findings=(warning,))
 
 

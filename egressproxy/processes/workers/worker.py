@@ -240,6 +240,21 @@ class Worker:
             return None
         return sorted((hold for each in answers for hold in each["holds"]), key=lambda hold: hold["deadline"])
 
+    async def _export_metrics(self, request: bytes) -> bytes:
+        """Send this request of OTLP to the collector of metrics. The answer is JSON: `refused` of its data points, and
+        `why`; -1: none was taken, -2: the collector does not want them.
+        """
+        send = self._in_service().send_metrics
+        if send is None:
+            raise NotAnswered("no collector of metrics is in service")
+        from egressproxy.telemetry.tracing.exporter import NotTaken  # where there is one, it is imported already
+
+        try:
+            refused, why = await send(request)
+        except NotTaken as error:
+            refused, why = -2 if error.after_s is None else -1, str(error)
+        return json.dumps({"refused": refused, "why": why}).encode()
+
     async def _replace_endpoints(self, updates: EndpointUpdates) -> int:
         """1 if the endpoints of all these Services were replaced in the snapshot in service, else 0."""
         return int(self.gateway.replace_endpoints(updates))
@@ -275,6 +290,7 @@ QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "decisions": Worker._decisions,
     "caches": Worker._caches,
     "holds": Worker._holds,
+    "export_metrics": Worker._export_metrics,
     "set_killed": Worker._set_killed,
     "kill": Worker._kill,
     "replace_endpoints": Worker._replace_endpoints,

@@ -25,9 +25,9 @@ def call_fields(timeout_s: float) -> list[tuple[bytes, bytes]]:
     return [*STREAM_FIELDS, (b"grpc-timeout", b"%dm" % milliseconds)]
 
 
-def framed(message: bytes) -> bytes:
-    """The message with its prefix: not compressed, and its length."""
-    return b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
+def framed(message: bytes, *, is_compressed: bool = False) -> bytes:
+    """The message with its prefix: whether it is compressed, and its length."""
+    return b"%c%b%b" % (is_compressed, len(message).to_bytes(4, "big"), message)
 
 
 def reply(

@@ -1,4 +1,4 @@
-"""SpanExporter: the bounded queue of ended exchanges, and their way to a collector in batches.
+"""BatchExporter: the bounded queue of ended exchanges, and their way to a collector in batches.
 
 Nothing here waits on the path of a request: what has no room is dropped, and counted. A batch goes out every
 INTERVAL_S, or when there are BATCH of them; a thread encodes it. What the collector cannot take now is sent again,
@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from egressproxy.model.exchange_trace import Exporter
-from egressproxy.telemetry.counters import SpanCounts
-from egressproxy.telemetry.tracing.otlp import Encoder
-from egressproxy.telemetry.tracing.span import ExchangeSpans
+from egressproxy.telemetry.counters import ExportCounts
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +24,35 @@ INTERVAL_S: Final = 2.0
 BATCH: Final = 512
 #: Exchanges that wait for a slow collector, some 1 KB each.
 MAX_WAITING: Final = 8192
+#: Bytes that wait, and those in one request: clients choose paths, and collectors read messages of gRPC up to 4 MiB.
+MAX_SIZE: Final = 8 * 1024 * 1024
+MAX_BATCH_SIZE: Final = 1024 * 1024
 RETRY_S: Final = 60.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 15.0
 #: The least time between two warnings.
 WARN_INTERVAL_S: Final = 60.0
+
+
+class Counted(Protocol):
+    """What waits for export: `count` says how many spans or log records it becomes, `size` is in bytes, about."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+T = TypeVar("T", bound=Counted)
+T_contra = TypeVar("T_contra", bound=Counted, contravariant=True)
+
+
+class BatchEncoder(Protocol[T_contra]):
+    """Encodes a batch, in a thread."""
+
+    def request(self, batch: Sequence[T_contra]) -> tuple[bytes, int]:
+        """A request of OTLP, and the count in it."""
 
 
 class NotTaken(Exception):
@@ -41,36 +63,44 @@ class NotTaken(Exception):
         self.after_s = after_s
 
 
-#: Sends a request, and returns how many spans of it the collector has refused, and why. Raises NotTaken.
+#: Sends a request, and returns how much of it the collector has refused, and why. Raises NotTaken.
 Send = Callable[[bytes], Awaitable[tuple[int, str]]]
 
 
-class SpanExporter(Exporter):
-    """One for each collector and process. All methods belong to the loop's thread."""
+class BatchExporter(Exporter, Generic[T]):
+    """One for each collector, signal and process. All methods belong to the loop's thread."""
 
-    __slots__ = ("_counts", "_encoder", "_handle", "_is_draining", "_name", "_queue", "_send", "_task", "_warned_at")
+    __slots__ = (
+        "_counts", "_encoder", "_handle", "_is_draining", "_name", "_queue", "_send", "_signal", "_size", "_task",
+        "_warned_at",
+    )  # fmt: skip
 
-    def __init__(self, name: str, send: Send, encoder: Encoder, counts: SpanCounts) -> None:
-        """`name` is that of the collector, for messages."""
+    def __init__(
+        self, name: str, send: Send, encoder: BatchEncoder[T], counts: ExportCounts, signal: str = "traces"
+    ) -> None:
+        """`name` is that of the collector, for messages, as `signal` is."""
         self._name = name
+        self._signal = signal
         self._send = send
         self._encoder = encoder
         self._counts = counts
-        self._queue: list[ExchangeSpans] = []
+        self._queue: list[T] = []
+        self._size = 0
         self._handle: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_draining = False
         self._warned_at = -WARN_INTERVAL_S
 
-    def put(self, spans: ExchangeSpans) -> None:
-        """Export the spans of an exchange that has ended. Never blocks."""
-        queue = self._queue
-        if len(queue) >= MAX_WAITING:
+    def put(self, spans: T) -> None:
+        """Export what an exchange that has ended leaves. Never blocks."""
+        queue, size = self._queue, spans.size
+        if len(queue) >= MAX_WAITING or self._size + size > MAX_SIZE:
             self._counts.dropped["queue_full"] += spans.count
             return
         queue.append(spans)
+        self._size += size
         if self._task is None:
-            if len(queue) >= BATCH:
+            if len(queue) >= BATCH or self._size >= MAX_BATCH_SIZE:
                 self._begin()
             elif self._handle is None:
                 self._handle = asyncio.get_running_loop().call_later(INTERVAL_S, self._begin)
@@ -96,24 +126,39 @@ class SpanExporter(Exporter):
     async def _export(self) -> None:
         try:
             is_first = True
-            while self._queue and (is_first or self._is_draining or len(self._queue) >= BATCH):
+            while self._queue and (
+                is_first or self._is_draining or len(self._queue) >= BATCH or self._size >= MAX_BATCH_SIZE
+            ):
                 is_first = False
-                batch, self._queue[:BATCH] = self._queue[:BATCH], []
+                batch = self._taken()
                 data, count = await asyncio.to_thread(self._encoder.request, batch)
                 del batch
                 await self._deliver(data, count)
         except Exception:
-            log.exception("internal error in the export of spans to %s", self._name)
+            log.exception("internal error in the export of %s to %s", self._signal, self._name)
         finally:
             self._task = None
             if self._queue and not self._is_draining:
                 self._handle = asyncio.get_running_loop().call_later(INTERVAL_S, self._begin)
+
+    def _taken(self) -> list[T]:
+        """The next batch, out of the queue."""
+        size = taken = 0
+        for each in self._queue[:BATCH]:
+            if taken and size + each.size > MAX_BATCH_SIZE:
+                break
+            size += each.size
+            taken += 1
+        batch, self._queue[:taken] = self._queue[:taken], []
+        self._size -= size
+        return batch
 
     async def _deliver(self, data: bytes, count: int) -> None:
         counts, pause_s, ends_at = self._counts, FIRST_PAUSE_S, monotonic() + RETRY_S
         while True:
             try:
                 refused, why = await self._send(data)
+                refused = min(refused, count)
             except asyncio.CancelledError:
                 counts.dropped["unreachable"] += count
                 raise
@@ -134,11 +179,11 @@ class SpanExporter(Exporter):
             counts.last_error = ""
             if refused:
                 counts.dropped["refused"] += refused
-                self._note(f"the collector refused {refused} of {count} spans: {why}")
+                self._note(f"the collector refused {refused} of {count}: {why}")
             return
 
     def _note(self, message: str) -> None:
         self._counts.last_error = message
         if monotonic() - self._warned_at >= WARN_INTERVAL_S:
             self._warned_at = monotonic()
-            log.warning("traces: %s: %s", self._name, message)
+            log.warning("%s: %s: %s", self._signal, self._name, message)

@@ -10,6 +10,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from struct import Struct
 from typing import Final
 
+from egressproxy.telemetry.protobuf import (
+    attribute,
+    fields_of,
+    key_of,
+    list_attribute,
+    number,
+    sized,
+    text_attribute,
+)
 from egressproxy.telemetry.tracing.attributes import (
     Attributes,
     is_failed_attempt,
@@ -18,15 +27,6 @@ from egressproxy.telemetry.tracing.attributes import (
     of_exchange,
     span_name,
     split_host,
-)
-from egressproxy.telemetry.tracing.protobuf import (
-    attribute,
-    fields_of,
-    key_of,
-    list_attribute,
-    number,
-    sized,
-    text_attribute,
 )
 from egressproxy.telemetry.tracing.span import AttemptFacts, ExchangeFacts, ExchangeSpans, SpanSettings, Wait
 
@@ -130,9 +130,12 @@ class Encoder:
                     _nanoseconds(wall + began), _END, _nanoseconds(wall + ended) if ended else end, _FLAGS, flags,
                 )  # fmt: skip
                 spans.append(framed + shared + named)
+        known = {each.span_id for each in attempts or ()} if exchange.waits else set()
         for wait in exchange.waits or ():
+            # An attempt that a filter has answered has no span.
+            parent_id = unhexlify(wait.parent_id) if wait.parent_id in known else span_id
             framed = _BELOW(
-                _TRACE_ID, trace_id, _SPAN_ID, unhexlify(wait.span_id), _PARENT_ID, span_id, _START,
+                _TRACE_ID, trace_id, _SPAN_ID, unhexlify(wait.span_id), _PARENT_ID, parent_id, _START,
                 _nanoseconds(wall + wait.began), _END, _nanoseconds(wall + wait.ended), _FLAGS, flags,
             )  # fmt: skip
             spans.append(framed + _of_wait(wait, exchange.settings) + named)
@@ -157,8 +160,8 @@ class Encoder:
         return _keep(self._agents, user_agent, text_attribute(key_of("user_agent.original"), user_agent))
 
 
-def rejected_spans(answer: bytes) -> tuple[int, str]:
-    """How many spans a collector has not taken, and why, by its ExportTraceServiceResponse; (0, "") for all taken."""
+def rejected(answer: bytes) -> tuple[int, str]:
+    """How many spans, log records or data points a collector has not taken, and why, by its response; (0, ""): none."""
     count, why = 0, b""
     try:
         for field, value in fields_of(answer):
@@ -182,7 +185,7 @@ def _shared(name: str, kind: int, attributes: Attributes, settings: SpanSettings
 
 
 def _of_wait(wait: Wait, settings: SpanSettings) -> bytes:
-    return _shared(wait.name, _INTERNAL, {}, settings)
+    return _shared(wait.name, _INTERNAL, dict(wait.attributes), settings)
 
 
 def _nanoseconds(wall: float) -> int:

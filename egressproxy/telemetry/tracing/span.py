@@ -76,12 +76,14 @@ class Attempt(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A part of an exchange that took time."""
+    """A part of an exchange that took time. `parent_id` is that of the attempt; b"": of the exchange."""
 
     name: str
     span_id: bytes
     began: float
     ended: float
+    parent_id: bytes = b""
+    attributes: tuple[tuple[str, str], ...] = ()
 
 
 class ExchangeSpans:
@@ -125,6 +127,11 @@ class ExchangeSpans:
     @property
     def span_id(self) -> bytes:
         return self.line[OF_SPAN]
+
+    @property
+    def size(self) -> int:
+        """The bytes that a client can choose without a bound of ours: its path, here and in each attempt."""
+        return len(self.path) * (1 + len(self.attempts or ()))
 
     @property
     def count(self) -> int:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from time import monotonic
+from time import monotonic, time
 from typing import Any, ClassVar, Final, cast
 
 from egressproxy.errors import Reason
 from egressproxy.ir.telemetry import AttributeSource, TracingIR
-from egressproxy.model.exchange import LOGGED, Exchange
+from egressproxy.model.exchange import LOGGED, Exchange, StateSlot
 from egressproxy.model.exchange_trace import TRACE, CallerT, ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
-from egressproxy.telemetry.series import logged_status
+from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, logged_status
 from egressproxy.telemetry.tracing.context import (
     IS_SAMPLED,
     NewContexts,
@@ -26,7 +26,7 @@ from egressproxy.telemetry.tracing.context import (
     read_context,
     traceparent,
 )
-from egressproxy.telemetry.tracing.exporter import SpanExporter
+from egressproxy.telemetry.tracing.exporter import BatchExporter
 from egressproxy.telemetry.tracing.sampling import Ratio
 from egressproxy.telemetry.tracing.span import MAX_CHILDREN, Attempt, ExchangeSpans, SpanSettings, Wait
 
@@ -38,6 +38,8 @@ _OF_CLIENT: Final = every_spelling(("traceparent", "tracestate", "baggage"))
 #: One search for both fields: two would take twice as long.
 _ABOUT: Final = re.compile(rb"\r\n(?=[ux])(?:(user-agent)|x-request-id):[ \t]*+([^\r]{0,256})", re.IGNORECASE)
 _OK: Final = Reason.OK
+#: The span of the attempt that is being made.
+_ATTEMPT: Final[StateSlot[bytes]] = StateSlot("attempt span")
 #: Longer values of a client's are cut.
 _MAX_FIELD: Final = 256
 
@@ -49,7 +51,7 @@ class OwnTracer(Tracer):
         "_continues", "_exporter", "_keeps_errors", "_new", "_of_parent", "_ratio", "_settings", "fields",
     )  # fmt: skip
 
-    def __init__(self, spec: TracingIR, exporter: SpanExporter) -> None:
+    def __init__(self, spec: TracingIR, exporter: BatchExporter[ExchangeSpans]) -> None:
         self._ratio = Ratio(spec.share)
         self._of_parent = Ratio(spec.parent_share) if spec.parent_share is not None else None
         self._new = NewContexts(self._ratio)
@@ -149,14 +151,27 @@ class Recording(ExchangeSpans, ExchangeTrace):
             return f'"trace_id":"{self.trace_id.decode()}","x_request_id":{given}'
         return f'"trace_id":"{self.trace_id.decode()}"'
 
+    @property
+    def ids(self) -> tuple[bytes, bytes]:
+        return self.trace_id, self.span_id
+
+    @property
+    def sampled_ids(self) -> tuple[bytes, bytes] | None:
+        return self.ids if self.is_sampled else None
+
     def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
         return cast("CallerT", TracedCaller(caller, exchange, self, self._tracer))
 
-    def add_wait(self, name: str, began: float) -> None:
+    def add_wait(
+        self, exchange: Exchange, name: str, began: float, attributes: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         if self.waits is None:
             self.waits = []
-        if len(self.waits) < MAX_CHILDREN:
-            self.waits.append(Wait(name, self._tracer.new_span_id(), began, monotonic()))
+        waits, parent_id = self.waits, exchange.state.get(_ATTEMPT) or b""
+        if attributes and waits and (waits[-1].attributes, waits[-1].parent_id) == (attributes, parent_id):
+            waits[-1] = waits[-1]._replace(ended=monotonic())
+        elif len(waits) < MAX_CHILDREN:
+            waits.append(Wait(name, self._tracer.new_span_id(), began, monotonic(), parent_id, attributes))
 
     def add_attributes(self, attributes: Mapping[str, str | float]) -> None:
         self.details = {**(self.details or {}), **attributes}
@@ -186,6 +201,12 @@ class Recording(ExchangeSpans, ExchangeTrace):
             of_answer = tuple(each for each in named if each[0] not in known)
             self.headers = (self.headers or []) + _read(of_answer, exchange.response.fields)
         self._tracer.export(self)
+        took_s, first_at, series = exchange.ended_at - exchange.started_at, exchange.first_byte_at, exchange.series
+        trace_id, span_id, at_s = self.trace_id, self.span_id, exchange.started_wall + took_s
+        series.show(DURATION, (trace_id, span_id, took_s, at_s))
+        if first_at != NEVER:
+            first_s = first_at - exchange.started_at if first_at else took_s
+            series.show(FIRST_BYTE, (trace_id, span_id, first_s, at_s))
 
 
 class TracedCaller:
@@ -212,6 +233,7 @@ class TracedCaller:
         self._caller.start_attempt()
         self._began = monotonic()
         self._span_id = span_id = self._tracer.new_span_id()
+        self._exchange.keep(_ATTEMPT, span_id)
         fields, line = self._exchange.request.fields, self._recording.line
         fields.block = fields.block.replace(line, b"%b%b%b" % (line[:-19], span_id, line[-3:]), 1)
 
@@ -221,6 +243,8 @@ class TracedCaller:
 
     def count_answer(self, exchange: Exchange, seconds: float) -> None:
         self._end(exchange, exchange.response.status, "", 0.0)
+        if self._recording.is_sampled:
+            exchange.series.show(ANSWER, (self._recording.trace_id, self._span_id, seconds, time()))
         self._caller.count_answer(exchange, seconds)
 
     def send_request(self, exchange: Exchange, upstream: Any, body: Any, pseudonym: bytes) -> None:
@@ -233,6 +257,7 @@ class TracedCaller:
 
     def _end(self, exchange: Exchange, status: int, reason: str, ended: float) -> None:
         recording, request = self._recording, exchange.request
+        exchange.keep(_ATTEMPT, b"")
         attempts = recording.attempts
         if attempts is None:
             attempts = recording.attempts = []

@@ -1,18 +1,19 @@
 """XTelemetryPolicies: which one holds, what it asks for, and its status."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
 from egressproxy.config.compile.interface import Compiled, Defaults
-from egressproxy.config.otlp_environment import TracingDefaults
+from egressproxy.config.otlp_environment import NO_TELEMETRY, OtlpSettings, TracingDefaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.doors.catalog import Catalog
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.route import WeightedBackend
-from egressproxy.ir.telemetry import AttributeSource, OtlpProtocol, SpanAttributeIR, TracingIR
+from egressproxy.ir.telemetry import AttributeSource, CollectorIR, OtlpProtocol, Signal, SpanAttributeIR, TracingIR
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.work import at_once
 from egressproxy.processes.packing import pack, unpacking
@@ -22,6 +23,11 @@ from tests.support.manifests import Manifest
 
 GATEWAY = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "gw"}
 COLLECTOR = {"group": "egressproxy.io", "kind": "Backend", "name": "otel"}
+OWN = CollectorIR(
+    WeightedBackend(BackendIR("--otlp-endpoint", Destination.FQDN, "otlp.example", 4318)),
+    service_name="of-the-process",
+)
+LOGS = replace(OWN, signal=Signal.LOGS)
 
 
 def telemetry(name: str = "t", *, targets: Any = (GATEWAY,), annotations: Any = None, **tracing: Any) -> Manifest:
@@ -37,7 +43,8 @@ def compile_of(*more: Manifest, tracing: TracingDefaults | None = None) -> Compi
     objects = [
         m.gateway(m.forward_listener(3128)), m.policy(["a.example"]), m.backend("otel", "otel.example", 4318), *more,
     ]  # fmt: skip
-    defaults = Defaults(("127.0.0.1",), tracing=tracing)
+    settings = NO_TELEMETRY if tracing is None else OtlpSettings(tracing, (LOGS,), "of-the-process", (("team", "a"),))
+    defaults = Defaults(("127.0.0.1",), telemetry=settings)
     return compile_valid(load_text(yaml.safe_dump_all(objects), "test.yaml"), Catalog(), defaults)
 
 
@@ -221,20 +228,24 @@ def test_policies_of_the_gateway_add_nothing_to_requests_for_the_collector():
     assert tracing_of(made).collector.backend.extensions == ()
 
 
-DEFAULT = TracingDefaults(
-    WeightedBackend(BackendIR("--otlp-endpoint", Destination.FQDN, "otlp.example", 4318)), OtlpProtocol.HTTP,
-    "/v1/traces", (), "of-the-process", 0.25,
-)  # fmt: skip
+DEFAULT = TracingDefaults(OWN, 0.25)
+
+
+def test_collectors_of_the_process_reach_those_who_serve():
+    spec = compile_of(tracing=DEFAULT).spec
+    assert spec.collectors == (LOGS,)
+    assert at_once(unpacking(pack(spec))).collectors == (LOGS,)
 
 
 def test_the_collector_of_the_process_is_for_gateways_without_one():
     found = tracing_of(compile_of(tracing=DEFAULT))
-    assert (found.collector.backend, found.collector.service_name) == (DEFAULT.backend, "of-the-process")
+    assert (found.collector.backend, found.collector.service_name) == (OWN.backend, "of-the-process")
     assert (found.share, found.parent_share) == (0.25, 1.0)
     found = tracing_of(compile_of(telemetry(serviceName="own", samplingRate={"numerator": 1}), tracing=DEFAULT))
-    assert (found.collector.backend, found.collector.service_name, found.share) == (DEFAULT.backend, "own", 0.01)
+    assert (found.collector.backend, found.collector.service_name, found.share) == (OWN.backend, "own", 0.01)
     own = tracing_of(compile_of(telemetry(provider={"backendRef": COLLECTOR}), tracing=DEFAULT))
-    assert own.collector.backend != DEFAULT.backend
+    assert own.collector.backend != OWN.backend
+    assert (own.collector.service_name, own.collector.resource) == ("of-the-process", (("team", "a"),))
     assert compile_of(telemetry(mode="Disabled"), tracing=DEFAULT).spec.listeners[0].tracing is None
 
 

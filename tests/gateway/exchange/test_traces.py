@@ -7,9 +7,12 @@ import pytest
 
 from egressproxy.doors.catalog import Catalog
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.filters.base import Filter
+from egressproxy.filters.base import BodyMode, Filter
 from egressproxy.ir.telemetry import AttributeSource, OtlpProtocol, SpanAttributeIR
+from egressproxy.model.admin_requests import HoldDecision
 from egressproxy.model.secret import SecretBytes
+from egressproxy.operators.approval.approval_hold import holds
+from tests.envoy.ext_authz.test_filter import auth
 from tests.gateway.exchange.test_hedging import dialled, hedging, passes
 from tests.gateway.kit import ESTABLISHED, OK, connect, forward, reverse
 from tests.support import manifests as m
@@ -17,6 +20,7 @@ from tests.support.collector import ERROR, INTERNAL, UNSET, ReadRequest, Seen, o
 from tests.support.conversation import scripted_filter, scripted_type
 from tests.support.http2_client import Http2Client, head
 from tests.support.waiting import WAIT_S
+from tests.telemetry.test_exposition import exemplars
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"traceparent: 00-{TRACE}-{SPAN}-01\r\n"
@@ -365,15 +369,51 @@ def test_what_is_waited_for_is_a_span(converse):
     sent(talk)
     done(talk)
     whole, attempt, *waits = Seen(talk).spans
-    assert [each.name for each in waits] == ["filters", "dns", "connect"]
-    assert {each.parent_span_id for each in waits} == {whole.span_id}
+    assert [each.name for each in waits] == ["filter waits", "dns", "connect"]
+    assert [each.parent_span_id for each in waits] == [whole.span_id, attempt.span_id, attempt.span_id]
+    assert attributes(waits[0]) == {
+        "egressproxy.filter.name": "waits", "egressproxy.filter.type": scripted_filter("waits")["type"],
+        "egressproxy.filter.phase": "request-headers",
+    }  # fmt: skip
     assert {each.kind for each in waits} == {INTERNAL}
     for each in waits:
         assert whole.start_time_unix_nano <= each.start_time_unix_nano <= each.end_time_unix_nano
     assert waits[-1].start_time_unix_nano >= attempt.start_time_unix_nano
     sent(talk, is_new=False)
     done(talk)
-    assert [each.name for each in Seen(talk).spans[5:]] == ["GET", "GET", "filters"]
+    assert [each.name for each in Seen(talk).spans[5:]] == ["GET", "GET", "filter waits"]
+
+
+def test_pieces_of_a_body_that_a_filter_waits_for_are_one_span(converse):
+    class Slow(Filter):
+        def body_mode_for(self, exchange, phase):
+            return BodyMode.STREAM
+
+        async def request_body(self, x, data, last):
+            await asyncio.sleep(0)
+            return data
+
+    filters: dict[str, Filter] = {"slow": Slow()}
+    catalog = Catalog((scripted_type(filters),))
+    talk = converse(traced(forward(extensions=[scripted_filter("slow")]), catalog), filters=filters)
+    talk.client >> b"POST http://a.example/ HTTP/1.1\r\nHost: a.example\r\nContent-Length: 4\r\n\r\nab"
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST .*?\r\n\r\n2\r\nab\r\n")
+    talk.client >> b"cd"
+    talk.origin.take(rb"2\r\ncd\r\n0\r\n\r\n")
+    done(talk)
+    assert [each.name for each in Seen(talk).spans if each.kind == INTERNAL].count("filter slow") == 1
+
+
+def test_a_failed_connection_is_below_its_attempt(converse):
+    talk = converse(traced(forward()))
+    talk.client >> get()
+    talk.refused("a.example", 80, UpstreamFault(Reason.CONNECT_REFUSED, "no", retry=RetrySafety.SAFE))
+    talk.client.take(rb"HTTP/1.1 502 .*?\r\n\r\n")
+    _, attempt, dns, connect = Seen(talk).spans
+    assert [(each.name, each.parent_span_id) for each in (dns, connect)] == [
+        ("dns", attempt.span_id), ("connect", attempt.span_id),
+    ]  # fmt: skip
 
 
 def test_hedged_attempts_have_a_span_each(converse):
@@ -387,6 +427,8 @@ def test_hedged_attempts_have_a_span_each(converse):
     whole, *attempts = [each for each in Seen(talk).spans if each.name == "GET"]
     assert {each[0] for each in contexts} == {whole.trace_id.hex()}
     assert {each[1] for each in contexts} == {each.span_id.hex() for each in attempts}
+    dials = [each.parent_span_id for each in Seen(talk).spans if each.name == "connect"]
+    assert sorted(dials) == sorted(each.span_id for each in attempts)
     statuses = {attributes(each).get("http.response.status_code") for each in attempts}
     assert statuses == {200, None}
 
@@ -427,3 +469,50 @@ def test_what_a_model_was_asked_for_and_used_stands_in_the_span(converse):
         "gen_ai.response.model": "m-1-served", "gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 4,
     }  # fmt: skip
     assert talk.record()["trace_id"]
+
+
+def test_what_is_recorded_is_an_exemplar_of_its_buckets(converse):
+    talk = converse(traced(forward()))
+    sent(talk)
+    done(talk)
+    whole, attempt = of_requests(talk)
+    found = {name: ids[:2] for (name, _), ids in exemplars(talk.metrics.gather()).items()}
+    assert found == {
+        "egress_request_duration_seconds": (whole.trace_id.hex(), whole.span_id.hex()),
+        "egress_response_first_byte_seconds": (whole.trace_id.hex(), whole.span_id.hex()),
+        "egress_upstream_response_seconds": (whole.trace_id.hex(), attempt.span_id.hex()),
+    }
+
+
+def test_what_is_not_recorded_is_no_exemplar(converse):
+    talk = converse(traced(forward(), share=0.0, keeps_errors=True))
+    sent(talk)
+    done(talk)
+    assert exemplars(talk.metrics.gather()) == {}
+
+
+def test_filters_that_ask_others_have_spans(converse):
+    """An authorization server, a webhook, and a person."""
+    hook = {
+        "name": "hook", "type": "egressproxy.io/Webhook:v1",
+        "config": {"backendRefs": [{"group": m.OURS, "kind": "Backend", "name": "hook"}], "path": "/check"},
+    }  # fmt: skip
+    hold = {"name": "hold", "type": "egressproxy.io/ApprovalHold:v1", "config": {}}
+    extensions, server = [{**hook, "phase": "request-headers"}, hold], m.backend("hook", "hook.example", 9000)
+    rule = {**m.prefix_rule("/", "a"), "filters": [auth()]}
+    objects = (m.backend("auth", "auth.example", 9000), server)
+    talk = converse(traced(reverse(rule, objects=objects, extensions=extensions)))
+    talk.client >> b"GET /x HTTP/1.1\r\nHost: app.example\r\n\r\n"
+    for host, answer in (("auth.example", b""), ("hook.example", b'{"action": "allow"}')):
+        peer = talk.dialled(host, 9000)
+        talk.until(lambda peer=peer: b"\r\n\r\n" in peer.got)
+        peer >> b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer)
+    talk.settle()
+    kind = talk.snapshot.filters.of_type("egressproxy.io/ApprovalHold:v1")
+    (held,) = holds(kind, None)["holds"]
+    talk.act(lambda: holds(kind, HoldDecision(held["id"], True, "alice", "")))
+    talk.dialled("a.example", 80)
+    done(talk)
+    whole, attempt, *waits = Seen(talk).spans
+    assert [each.name for each in waits] == ["filter ExternalAuth", "filter hook", "filter hold", "dns", "connect"]
+    assert [each.parent_span_id for each in waits] == [*3 * [whole.span_id], *2 * [attempt.span_id]]

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from egressproxy.telemetry.counters import SpanCounts
+from egressproxy.telemetry.counters import ExportCounts
 from egressproxy.telemetry.tracing import exporter as exporting
-from egressproxy.telemetry.tracing.exporter import NotTaken, SpanExporter
+from egressproxy.telemetry.tracing.exporter import BatchExporter, NotTaken
 from egressproxy.telemetry.tracing.otlp import Encoder
 from tests.support.collector import read_request
 from tests.support.waiting import WAIT_S
@@ -44,7 +44,7 @@ async def until(condition):
 
 
 def exporter_to(collector, counts):
-    return SpanExporter("ns/collector", collector.send, Encoder({}, "1"), counts)
+    return BatchExporter("ns/collector", collector.send, Encoder({}, "1"), counts)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def at_once(monkeypatch):
 
 
 async def test_a_batch_goes_out_behind_the_interval(at_once):
-    collector, counts = Collector(), SpanCounts()
+    collector, counts = Collector(), ExportCounts()
     exporter = exporter_to(collector, counts)
     for _ in range(3):
         exporter.put(exchange())
@@ -66,7 +66,7 @@ async def test_a_batch_goes_out_behind_the_interval(at_once):
 
 
 async def test_a_full_batch_does_not_wait():
-    collector, counts = Collector(), SpanCounts()
+    collector, counts = Collector(), ExportCounts()
     exporter = exporter_to(collector, counts)
     for _ in range(exporting.BATCH):
         exporter.put(exchange())
@@ -75,8 +75,19 @@ async def test_a_full_batch_does_not_wait():
     assert counts.exported == exporting.BATCH
 
 
+async def test_long_paths_do_not_wait_either(monkeypatch):
+    monkeypatch.setattr(exporting, "MAX_BATCH_SIZE", 1000)
+    collector, counts = Collector(), ExportCounts()
+    exporter = exporter_to(collector, counts)
+    for _ in range(3):
+        exporter.put(exchange(path=b"/" + b"x" * 999))
+    await asyncio.wait_for(until(lambda: len(collector.batches) == 3), exporting.INTERVAL_S / 2)
+    await exporter.drain(5)
+    assert counts.exported == 3
+
+
 async def test_a_drain_exports_all_that_waits():
-    collector, counts = Collector(), SpanCounts()
+    collector, counts = Collector(), ExportCounts()
     exporter = exporter_to(collector, counts)
     for _ in range(2 * exporting.BATCH + 1):
         exporter.put(exchange())
@@ -87,7 +98,7 @@ async def test_a_drain_exports_all_that_waits():
 
 async def test_what_has_no_room_is_dropped_and_counted(monkeypatch):
     monkeypatch.setattr(exporting, "MAX_WAITING", 2)
-    collector, counts = Collector(), SpanCounts()
+    collector, counts = Collector(), ExportCounts()
     exporter = exporter_to(collector, counts)
     for _ in range(5):
         exporter.put(exchange())
@@ -96,8 +107,19 @@ async def test_what_has_no_room_is_dropped_and_counted(monkeypatch):
     assert counts.exported == 2
 
 
+async def test_long_paths_of_clients_fill_neither_memory_nor_a_request(monkeypatch):
+    monkeypatch.setattr(exporting, "MAX_SIZE", 2500)
+    monkeypatch.setattr(exporting, "MAX_BATCH_SIZE", 1500)
+    collector, counts = Collector(), ExportCounts()
+    exporter = exporter_to(collector, counts)
+    for _ in range(3):
+        exporter.put(exchange(path=b"/" + b"x" * 999))
+    await exporter.drain(5)
+    assert (counts.exported, counts.dropped, len(collector.batches), exporter._size) == (2, {"queue_full": 1}, 2, 0)
+
+
 async def test_what_a_collector_cannot_take_now_is_sent_again(at_once, caplog):
-    collector, counts = Collector(NotTaken("503", 0.0), NotTaken("429", 0.0), None), SpanCounts()
+    collector, counts = Collector(NotTaken("503", 0.0), NotTaken("429", 0.0), None), ExportCounts()
     exporter = exporter_to(collector, counts)
     exporter.put(exchange())
     await until(lambda: counts.exported)
@@ -108,7 +130,7 @@ async def test_what_a_collector_cannot_take_now_is_sent_again(at_once, caplog):
 
 
 async def test_what_a_collector_never_takes_is_dropped(at_once):
-    collector, counts = Collector(NotTaken("400")), SpanCounts()
+    collector, counts = Collector(NotTaken("400")), ExportCounts()
     exporter = exporter_to(collector, counts)
     exporter.put(exchange())
     await until(lambda: counts.dropped)
@@ -118,7 +140,7 @@ async def test_what_a_collector_never_takes_is_dropped(at_once):
 
 async def test_a_collector_that_is_away_too_long_loses_spans(at_once, monkeypatch):
     monkeypatch.setattr(exporting, "RETRY_S", 0.0)
-    collector, counts = Collector(NotTaken("away", 1.0)), SpanCounts()
+    collector, counts = Collector(NotTaken("away", 1.0)), ExportCounts()
     exporter = exporter_to(collector, counts)
     exporter.put(exchange())
     await until(lambda: counts.dropped)
@@ -126,17 +148,25 @@ async def test_a_collector_that_is_away_too_long_loses_spans(at_once, monkeypatc
 
 
 async def test_spans_that_a_collector_refuses_of_a_batch_are_counted():
-    collector, counts = Collector((2, "too old")), SpanCounts()
+    collector, counts = Collector((2, "too old")), ExportCounts()
     exporter = exporter_to(collector, counts)
     for _ in range(3):
         exporter.put(exchange())
     await exporter.drain(5)
     assert (counts.exported, counts.dropped) == (1, {"refused": 2})
-    assert counts.last_error == "the collector refused 2 of 3 spans: too old"
+    assert counts.last_error == "the collector refused 2 of 3: too old"
+
+
+async def test_a_collector_cannot_refuse_more_than_it_got():
+    collector, counts = Collector((2**64 - 1, "x")), ExportCounts()
+    exporter = exporter_to(collector, counts)
+    exporter.put(exchange())
+    await exporter.drain(5)
+    assert (counts.exported, counts.dropped) == (0, {"refused": 1})
 
 
 async def test_a_drain_does_not_wait_for_ever():
-    collector, counts = Collector(), SpanCounts()
+    collector, counts = Collector(), ExportCounts()
     collector.is_held.clear()
     exporter = exporter_to(collector, counts)
     exporter.put(exchange())
@@ -146,7 +176,7 @@ async def test_a_drain_does_not_wait_for_ever():
 
 
 async def test_an_idle_exporter_has_neither_timer_nor_task():
-    exporter = exporter_to(Collector(), SpanCounts())
+    exporter = exporter_to(Collector(), ExportCounts())
     assert exporter._handle is None
     exporter.put(exchange())
     await exporter.drain(5)

@@ -2,9 +2,7 @@
 
 import pytest
 
-from egressproxy.telemetry.tracing.context import traceparent
-from egressproxy.telemetry.tracing.otlp import Encoder, rejected_spans
-from egressproxy.telemetry.tracing.protobuf import (
+from egressproxy.telemetry.protobuf import (
     attribute,
     fields_of,
     key_of,
@@ -14,6 +12,8 @@ from egressproxy.telemetry.tracing.protobuf import (
     text_attribute,
     varint,
 )
+from egressproxy.telemetry.tracing.context import traceparent
+from egressproxy.telemetry.tracing.otlp import Encoder, rejected
 from egressproxy.telemetry.tracing.span import Attempt, ExchangeFacts, ExchangeSpans, SpanSettings
 from tests.support.collector import CLIENT, ERROR, SERVER, otlp, read_request, value_of
 
@@ -165,12 +165,12 @@ def test_each_kind_of_attribute_is_read_back(value):
 
 def test_what_a_collector_refuses_is_read():
     answer = otlp().Response()
-    assert rejected_spans(answer.SerializeToString()) == (0, "")
+    assert rejected(answer.SerializeToString()) == (0, "")
     answer.partial_success.rejected_spans = 300
     answer.partial_success.error_message = "too old"
-    assert rejected_spans(answer.SerializeToString()) == (300, "too old")
+    assert rejected(answer.SerializeToString()) == (300, "too old")
     for broken in (b"\x0a", b"\x0a\x05\x08", b"\xff" * 20, b"\x0b"):
-        assert rejected_spans(broken) == (0, "")
+        assert rejected(broken) == (0, "")
 
 
 def test_text_that_is_no_utf8_is_no_reason_to_refuse_a_batch():

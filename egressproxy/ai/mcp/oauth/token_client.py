@@ -18,8 +18,9 @@ from urllib.parse import quote_plus, urlencode
 from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, parse_url
 from egressproxy.ai.mcp.oauth.discovery import Endpoint, ServerMetadata
 from egressproxy.filters.base import FilterContext, UnusableReference
-from egressproxy.filters.credentials.oauth2 import CLIENT_ASSERTION, AssertionKey, secret_of
+from egressproxy.filters.credentials.oauth2 import CLIENT_ASSERTION, secret_of
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
+from egressproxy.filters.credentials.signing_key import AssertionKey
 from egressproxy.filters.credentials.token_endpoint import answer_of, ask_json, token_of
 from egressproxy.model.secret import SecretBytes
 
