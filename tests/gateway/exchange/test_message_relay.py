@@ -653,15 +653,15 @@ def keyed(**members: Any) -> list[m.Manifest]:
 
 
 @pytest.mark.parametrize(
-    ("then", "code"),
+    ("then", "why"),
     [
-        ([*keyed()[:-1], keys(other=OTHER)], "credentials_refused"),
-        (keyed(routes=["agents/another"]), "destination_denied"),
-        (keyed(models=["gpt-4"]), "model_denied"),
+        ([*keyed()[:-1], keys(other=OTHER)], "the API key is unknown, or revoked"),
+        (keyed(routes=["agents/another"]), "who may ask here has changed"),
+        (keyed(models=["gpt-4"]), "who may ask here has changed"),
     ],
     ids=["revoked", "for another route", "for another model"],
 )
-def test_what_an_api_key_is_for_holds_for_each_request(converse: Start, then: list[m.Manifest], code: str):
+def test_a_websocket_ends_with_what_its_api_key_is_for(converse: Start, then: list[m.Manifest], why: str):
     talk = converse(keyed())
     client, server = opened(talk, b"x-api-key: " + API_KEY.encode())
     client.says(CREATE)
@@ -670,8 +670,9 @@ def test_what_an_api_key_is_for_holds_for_each_request(converse: Start, then: li
     client.hears()
     talk.reload(then)
     client.says(CREATE)
-    assert client.hears()["error"]["code"] == code
-    server.hears_nothing()
+    assert client.hears()["error"]["code"] == "credentials_refused"
+    assert client.is_closed_with(1008).startswith(why)
+    assert server.is_closed_with(1001) == ""
 
 
 def test_a_key_that_has_expired_asks_for_nothing_more(converse: Start, monkeypatch: pytest.MonkeyPatch):
@@ -680,7 +681,8 @@ def test_a_key_that_has_expired_asks_for_nothing_more(converse: Start, monkeypat
     monkeypatch.setattr(authenticator, "time", lambda: 4102444800.0 + 120)
     client.says(CREATE)
     assert client.hears()["error"]["code"] == "credentials_refused"
-    server.hears_nothing()
+    assert client.is_closed_with(1008) == "the API key expired 2 min ago"
+    assert server.is_closed_with(1001) == ""
 
 
 # --- where it stays closed ------------------------------------------------------------------------------------------
