@@ -129,6 +129,8 @@ CASES = [
     ("cel", rule(cel={"expression": "request.mcp.tool_name == 'get-sum'"}), post(call("get-sum")), "allowed"),
     ("cel", rule(cel={"expression": "request.mcp.tool_name == 'get-sum'"}), post(call("echo")), "error"),
     ("cel", rule(cel={"expression": "request.mcp.tool_name == 'get-sum'"}), post(INITIALIZE), "error"),
+    ("cel", rule(cel={"expression": "request.path.startsWith('/mcp')"}), post(call("a"), path="/mcp/..;/b"), "error"),
+    ("cel", rule(cel={"expression": "request.path != '/mcp'"}), post(call("a"), path="/%6dcp"), "error"),
     # what the types say beside them
     ("omitted", rule(), post(call("echo")), "allowed"),
     ("omitted", rule(), get(), "allowed"),

@@ -20,9 +20,10 @@ from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, Pa
 from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.message import has_dot_segment
 from egressproxy.model.strict_json import Unreadable
 from egressproxy.model.work import at_once
-from egressproxy.routing.table import HttpTable
+from egressproxy.routing.table import HttpTable, unreserved
 
 _TOOL_CALL: Final = "tools/call"
 #: Source: MCPBaseProtocolMethodsOption.
@@ -251,8 +252,11 @@ def refusals(rules: Sequence[Rule], messages: Iterable[Any], asked: AskedRequest
 
 
 def asked_request(exchange: Exchange) -> AskedRequest:
-    """The request as expressions see it: fields of one name are joined by a comma (RFC 9110 section 5.3)."""
+    """The request as expressions see it: fields of one name are joined by a comma (RFC 9110 section 5.3), and the path
+    has no encoded letters, as for matches of routes.
+    """
     head = exchange.request
+    path, mark, query = head.path.partition(b"?")
     headers: dict[str, str] = {}
     for name, value in head.fields:
         key, text = name.decode("latin-1"), value.decode("latin-1")
@@ -260,10 +264,11 @@ def asked_request(exchange: Exchange) -> AskedRequest:
     host = exchange.authority.host if exchange.authority is not None else ""
     return AskedRequest(
         exchange.method.decode("latin-1"),
-        head.path.decode("latin-1"),
+        b"".join((unreserved(path), mark, query)).decode("latin-1"),
         host,
         headers,
         len(head.fields.block) + len(head.path),
+        has_dots=has_dot_segment(path),
     )
 
 
