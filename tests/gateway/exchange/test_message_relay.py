@@ -14,6 +14,7 @@ import pytest
 from egressproxy.filters.base import Filter, OfMessages, Phase
 from egressproxy.gateway.exchange import message_relay, websocket_end
 from egressproxy.gateway.identity import authenticator
+from egressproxy.gateway.identity.killed_identities import KilledIdentities, KilledIdentity
 from egressproxy.identity.api_keys import new_record
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http2.head_fields import websocket_accept
@@ -683,6 +684,14 @@ def test_a_key_that_has_expired_asks_for_nothing_more(converse: Start, monkeypat
     assert client.hears()["error"]["code"] == "credentials_refused"
     assert client.is_closed_with(1008) == "the API key expired 2 min ago"
     assert server.is_closed_with(1001) == ""
+
+
+def test_a_killed_client_loses_its_websocket(converse: Start):
+    talk = converse(keyed())
+    opened(talk, b"x-api-key: " + API_KEY.encode())
+    killed = KilledIdentities((KilledIdentity("agents/keys#ci"),))
+    talk.act(lambda: [state.cut(killed) for port in talk.ports for state in port.states])
+    assert talk.until(lambda: talk.client.is_gone and (talk.origin.has_eof or talk.origin.is_gone))
 
 
 # --- where it stays closed ------------------------------------------------------------------------------------------
