@@ -40,7 +40,6 @@ _LINES: Final = every_spelling(CREDENTIAL_FIELDS)
 _AMONG: Final = re.compile(rb"egk_[A-Za-z0-9_-]{16,}")
 #: The mark in Base64, by its position in a group of three bytes: the characters that no neighbour changes, behind those
 #: of the same group that the byte in front of it changes.
-_IN_BASE64: Final = (b"ZWdrX", b"Vna1", b"lZ2tf")
 _BASE64: Final = re.compile(rb"(?:ZWdrX|[^\r\n]{2}Vna1|[^\r\n]{3}lZ2tf)[A-Za-z0-9+/_-]{18,}")
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 _MAX_DECODED: Final = 3
@@ -216,7 +215,8 @@ def has_key(text: bytes) -> bool:
     for _ in range(_MAX_DECODED):
         if b"egk_" in text and _AMONG.search(text):
             return True
-        if any(each in text for each in _IN_BASE64) and any(map(_is_key_in_base64, _BASE64.findall(text))):
+        is_near = b"ZWdrX" in text or b"Vna1" in text or b"lZ2tf" in text  # faster than the expression
+        if is_near and any(map(_is_key_in_base64, _BASE64.findall(text))):
             return True
         if b"%" not in text:
             return False
