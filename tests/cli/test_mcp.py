@@ -53,7 +53,7 @@ def server(answers: dict[str, Any], status: int = 200) -> Iterator[tuple[str, li
         def log_message(self, *_arguments: Any) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{httpd.server_port}/mcp", asked
         httpd.shutdown()
 
