@@ -637,6 +637,15 @@ def test_a_websocket_is_opened_again_where_filters_have_changed(converse: Start)
     server.is_closed_with(CloseCode.GOING_AWAY)
 
 
+def test_a_websocket_of_a_listener_with_other_terms_is_opened_again(converse: Start):
+    talk = converse(config(*TOOLS))
+    client, server = opened(talk)
+    talk.reload(config(*TOOLS, limits={"maxHeadBytes": 9000}))
+    client.says(CREATE)
+    client.is_closed_with(CloseCode.SERVICE_RESTART)
+    server.is_closed_with(CloseCode.GOING_AWAY)
+
+
 def test_a_destination_that_is_denied_by_now_is_told_so(converse: Start):
     talk = converse(config(*TOOLS))
     client, server = opened(talk)
