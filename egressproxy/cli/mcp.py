@@ -205,7 +205,7 @@ def _send(url: str, fields: Mapping[str, str], message: Mapping[str, Any]) -> HT
         return answer
     except HTTPError as error:
         with error:
-            _fail(f"{url} answers {error.code} {error.reason}")
+            _fail(f"{url} answers {error.code} {ascii(error.reason)[1:-1]}")  # it may have codes for the terminal
     except (OSError, HTTPException) as error:
         _fail(f"{url} does not answer: {_why(error)}")
     except ValueError:  # its text has the value, which may be a credential

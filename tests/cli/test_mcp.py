@@ -122,6 +122,7 @@ def test_a_list_without_an_end_is_no_list(monkeypatch: pytest.MonkeyPatch):
     ("said", "why"),
     [
         (b"SSH-2.0-x\r\n", "does not answer: what it says is no HTTP, or is cut off"),
+        (b"HTTP/1.1 401 N\x1b[2Jo\r\nContent-Length: 0\r\n\r\n", "answers 401 N\\x1b[2Jo"),
         (b"", "does not answer: what it says is no HTTP, or is cut off"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{", "what it says is no HTTP, or is cut off"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{", "cannot be read: it is no JSON"),

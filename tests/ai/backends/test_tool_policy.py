@@ -1,4 +1,4 @@
-"""ToolPolicy where a request is translated for a provider of another API: a denied tool is neither offered nor called."""
+"""ToolPolicy behind a translation for a provider of another API: a denied tool is neither offered nor called."""
 
 from __future__ import annotations
 
