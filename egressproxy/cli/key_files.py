@@ -48,7 +48,8 @@ def entries(path: Path) -> Iterator[Entry]:
         if file.suffix in _SUFFIXES:
             yield from _entries_of(file)
         elif file.stat().st_size <= MAX_RECORD_BYTES and _HASHED in (value := file.read_text(errors="replace")):
-            yield Entry(file.name, value, f"default/{file.parent.name}", file)
+            inner = file.relative_to(path).parts  # as `run --secrets` has them: NAME/KEY, or NAMESPACE/NAME/KEY
+            yield Entry(file.name, value, f"{inner[-3] if len(inner) > 2 else 'default'}/{file.parent.name}", file)
 
 
 def new_manifest(secret: str, entry: str, record: str) -> str:
@@ -79,10 +80,14 @@ def add_entry(path: Path, secret: str, entry: str, record: str) -> None:
         return
     text = path.read_text()
     lines = (text if text.endswith("\n") else text + "\n").splitlines(keepends=True)
-    found = [root for name, root in _secrets(path) if secret in (name, name.partition("/")[2])]
+    there = list(_secrets(path))
+    if not there:
+        raise KeyFileError(f"{path} has no Secret: name a file that is not there yet, and it is made with one")
+    found = [root for name, root in there if secret in (name, name.partition("/")[2])]
     if len(found) != 1:
         how_many = "has no Secret" if not found else "has several Secrets"
-        raise KeyFileError(f"{path} {how_many} {secret}: name the one that gets the key with --secret NAMESPACE/NAME")
+        names = ", ".join(name for name, _ in there)
+        raise KeyFileError(f"{path} {how_many} {secret}: write --secret with one that it has: {names}")
     root, section = found[0], _child(found[0], "stringData")
     if root.flow_style or (isinstance(section, yaml.MappingNode) and section.flow_style):
         raise KeyFileError(f"{path}: write the Secret {secret} in block style, a line for each member and entry")

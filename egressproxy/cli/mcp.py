@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
@@ -99,15 +100,18 @@ def _learned(file: str, backend: str) -> Iterator[tuple[Mapping[str, Any], str]]
     try:
         with open(file, "rb"):
             learned.read()
-    except (OSError, ValueError) as error:
-        _fail(f"{file} cannot be read: {error}")
+    except OSError as error:
+        _fail(f"{file} cannot be read: {error.strerror or error}")
+    except (ValueError, RecursionError):
+        _fail(f"{file} cannot be read: it is no file of learned pins (learnFile of a ToolPins filter)")
     known = learned.backends()
     if not backend and len(known) != 1:
         raise click.UsageError(f"say which backend: --backend {' or '.join(known) if known else '(the file has none)'}")
     if backend and backend not in known:
         raise click.UsageError(f"the file has no backend {backend}, but {', '.join(known) or 'none'}")
     for name, tool in sorted(learned.tools(backend or known[0]).items()):
-        yield {"name": name, **tool.get("definition", {})}, tool["hash"]
+        definition = tool.get("definition")
+        yield {**(definition if isinstance(definition, dict) else {}), "name": name}, tool["hash"]
 
 
 # --- a server --------------------------------------------------------------------------------------------------------
@@ -124,12 +128,17 @@ def _listed(url: str, fields: dict[str, str]) -> Iterator[tuple[Mapping[str, Any
     cursor: dict[str, Any] = {}
     for page in range(_MAX_PAGES):
         found, _ = _call(url, fields, "tools/list", cursor, page + 2)
-        for tool in found.get("tools") or ():
-            if isinstance(tool, dict):
-                yield tool, ""
+        tools = found.get("tools")
+        if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
+            _fail(f"{url} answers tools/list with no list of tools")
+        for tool in tools:
+            if not isinstance(tool.get("name"), str):
+                _fail(f"{url} lists a tool without a name")
+            yield tool, ""
         if not found.get("nextCursor"):
             return
         cursor = {"cursor": found["nextCursor"]}
+    _fail(f"{url} lists tools on more than {_MAX_PAGES} pages")
 
 
 def _call(
@@ -144,17 +153,24 @@ def _call(
                     return said["result"], answer.headers.get("Mcp-Session-Id", "")
                 if said.get("id") == number:
                     _fail(f"{url} refuses {method}: {ascii(json.dumps(said.get('error')))[:500]}")
-        except (OSError, ValueError) as error:
-            _fail(f"{url}: the answer to {method} cannot be read: {error}")
+        except (OSError, HTTPException) as error:
+            _fail(f"{url}: the answer to {method} cannot be read: {_why(error)}")
+        except (ValueError, RecursionError) as error:
+            what = str(error) if isinstance(error, _TooLong) else "it is no JSON"
+            _fail(f"{url}: the answer to {method} cannot be read: {what}")
     _fail(f"{url} does not answer {method}")
 
 
+class _TooLong(ValueError):
+    """An answer of too many bytes."""
+
+
 def _messages(answer: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The messages of an answer of JSON or of events. Raises OSError, ValueError."""
+    """The messages of an answer of JSON or of events. Raises OSError, HTTPException, ValueError, RecursionError."""
     if answer.headers.get_content_type() != "text/event-stream":
         data = answer.read(_MAX_ANSWER + 1)
         if len(data) > _MAX_ANSWER:
-            raise ValueError("it is too long")
+            raise _TooLong(f"it is longer than {_MAX_ANSWER} bytes")
         found = json.loads(data)
         yield from (each for each in (found if isinstance(found, list) else [found]) if isinstance(each, dict))
         return
@@ -189,9 +205,19 @@ def _send(url: str, fields: Mapping[str, str], message: Mapping[str, Any]) -> HT
         return answer
     except HTTPError as error:
         with error:
-            _fail(f"{url} answers {error.code} {error.reason}")
-    except (OSError, ValueError) as error:
-        _fail(f"{url} does not answer: {error}")
+            _fail(f"{url} answers {error.code} {ascii(error.reason)[1:-1]}")  # it may have codes for the terminal
+    except (OSError, HTTPException) as error:
+        _fail(f"{url} does not answer: {_why(error)}")
+    except ValueError:  # its text has the value, which may be a credential
+        _fail(f"{url} cannot be asked: the URL, or a --header, has a character that none may have")
+
+
+def _why(error: Exception) -> str:
+    """What has failed, without the classes and numbers of Python."""
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror
+    return "what it says is no HTTP, or is cut off" if isinstance(error, HTTPException) else str(reason)
 
 
 def _fail(message: str) -> NoReturn:

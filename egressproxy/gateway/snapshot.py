@@ -131,6 +131,8 @@ class Port:
             self.certificates = CertificateTable(clients.known) if clients.known else None
         names = token_fields(self.listeners)
         self.credentials = every_spelling(names) if names else None
+        if self.credentials is not None and "x-api-key" in names:  # API keys go in no other field either
+            self.credentials = re.compile(self.credentials.pattern + rb"|\r\n[^\r]*egk_[^\r]*", re.IGNORECASE)
         networks = senders_of(self.listeners)
         self.senders = AddressTable((AddressClientIR(networks, "-", "-"),)) if networks else None
         self.terms = (

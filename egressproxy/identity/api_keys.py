@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import inf
@@ -25,6 +25,7 @@ from egressproxy.model.caller_identity import CallerIdentity, service_account_na
 from egressproxy.model.fields import CREDENTIAL_FIELDS, every_spelling
 from egressproxy.model.key_grant import KeyGrant
 from egressproxy.model.message import RequestHead
+from egressproxy.model.strict_json import Unreadable, loads_strictly
 
 #: In every key, in front of its random part: by it a key is told from those of providers.
 MARK: Final = "egk_"
@@ -35,6 +36,13 @@ _KEY: Final = re.compile(rb"[A-Za-z0-9-]{0,32}egk_[A-Za-z0-9_-]{1,128}")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9-]{0,32}")
 _SCHEME: Final = re.compile(rb"(?i:bearer|(basic))[ ]+([^ ,]+)")
 _LINES: Final = every_spelling(CREDENTIAL_FIELDS)
+#: A key among other text. What is shorter behind the mark is no random key.
+_AMONG: Final = re.compile(rb"egk_[A-Za-z0-9_-]{16,}")
+#: The mark in Base64, by its position in a group of three bytes: the characters that no neighbour changes, behind those
+#: of the same group that the byte in front of it changes.
+_BASE64: Final = re.compile(rb"(?:ZWdrX|[^\r\n]{2}Vna1|[^\r\n]{3}lZ2tf)[A-Za-z0-9+/_-]{18,}")
+_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
+_MAX_DECODED: Final = 3
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _NAME: Final = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
@@ -68,9 +76,9 @@ def read_record(entry: str, value: bytes | str, of: str) -> ApiKeyIR:
     if len(value) > MAX_RECORD_BYTES:
         raise MalformedRecord(f"it is longer than {MAX_RECORD_BYTES} bytes")
     try:
-        record = json.loads(value)
-    except (ValueError, RecursionError):
-        raise MalformedRecord("it is no JSON: make it with `egressproxy keys new`") from None
+        record = loads_strictly(value)  # of a member that stands twice, one would be lost: it may be a restriction
+    except Unreadable as error:
+        raise MalformedRecord(f"{error}: make it with `egressproxy keys new`") from None
     if not isinstance(record, dict):
         raise MalformedRecord("it is no JSON object: make it with `egressproxy keys new`")
     if unknown := sorted(record.keys() - _MEMBERS):
@@ -202,6 +210,39 @@ def take_keys(head: RequestHead) -> set[bytes]:
     return shown
 
 
+def has_key(text: bytes) -> bool:
+    """Whether a key stands anywhere in this text: as it is, percent-encoded, in Base64, or so inside of each other."""
+    for _ in range(_MAX_DECODED):
+        if b"egk_" in text and _AMONG.search(text):
+            return True
+        is_near = b"ZWdrX" in text or b"Vna1" in text or b"lZ2tf" in text  # faster than the expression
+        if is_near and any(map(_is_key_in_base64, _BASE64.findall(text))):
+            return True
+        if b"%" not in text:
+            return False
+        text = unquote_to_bytes(text)
+    return False
+
+
+def _is_key_in_base64(text: bytes) -> bool:
+    text = text[: len(text) // 4 * 4].translate(_URL_SAFE)
+    with suppress(binascii.Error):  # what is in front of the mark may be anything
+        return _AMONG.search(base64.b64decode(text)) is not None
+    return False
+
+
+def drop_hidden_keys(head: RequestHead) -> bool:
+    """Whether a request shows a key in a place where `take_keys` reads none; then that place is empty."""
+    fields = head.fields
+    if not has_key(b"\n".join((head.target, head.via, head.upgrade, fields.block))):
+        return False
+    fields.block = b"".join(b"\r\n" + line for line in fields.block.split(b"\r\n")[1:] if not has_key(line))
+    head.via = head.upgrade = b""
+    if has_key(head.target):
+        head.path = head.target = b"/"
+    return True
+
+
 def client_of_key(key: ApiKeyIR) -> CallerIdentity:
     """The client that shows this key."""
     return CallerIdentity(
@@ -210,10 +251,13 @@ def client_of_key(key: ApiKeyIR) -> CallerIdentity:
 
 
 class ApiKeys:
-    """The keys of one listener, by digest; `take` and `shown` are `take_keys` and `shown_key`."""
+    """The keys of one listener, by digest; `take`, `drop_hidden` and `shown` are `take_keys`, `drop_hidden_keys` and
+    `shown_key`.
+    """
 
     __slots__ = ("_by_digest", "_identities")
     take = staticmethod(take_keys)
+    drop_hidden = staticmethod(drop_hidden_keys)
     shown = staticmethod(shown_key)
 
     def __init__(self, keys: Iterable[ApiKeyIR]) -> None:

@@ -341,7 +341,7 @@ class _Bucket(Generic[T]):
                     close=False,
                 )
             if path.find(b"%") >= 0:
-                path = _unreserved(path)
+                path = unreserved(path)
             if self._exact:
                 for candidate in self._exact.get(path, ()):
                     if candidate.plain or candidate.holds(method, asked):
@@ -401,7 +401,7 @@ def _candidate(origin: RuleOrigin, match: MatchIR, payload: T) -> _Candidate[T]:
     path = match.path.encode()
     prefix = b""
     if match.path_type is not PathMatchType.REGEX:
-        path = _unreserved(path)
+        path = unreserved(path)
     if match.path_type is PathMatchType.PREFIX:
         prefix = match.path.encode()
         path = path.rstrip(b"/")
@@ -411,5 +411,6 @@ def _candidate(origin: RuleOrigin, match: MatchIR, payload: T) -> _Candidate[T]:
         raise RouteError(f"{origin.kind} {origin.route}, rule {origin.position}: {error}") from None
 
 
-def _unreserved(path: bytes) -> bytes:
+def unreserved(path: bytes) -> bytes:
+    """The path with plain letters, digits, `-`, `.`, `_` and `~` for encoded ones (RFC 3986 section 6.2.2.2)."""
     return _ENCODED_UNRESERVED.sub(lambda found: bytes((int(found.group(1), 16),)), path)

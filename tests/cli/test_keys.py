@@ -141,6 +141,28 @@ def test_a_folder_has_a_file_for_each_entry(tmp_path: Path):
     assert list(folder.iterdir()) == []
 
 
+def test_folders_of_secrets_have_their_namespaces(tmp_path: Path):
+    for folder in ("plain", "agents/keys"):
+        (tmp_path / folder).mkdir(parents=True)
+        assert keys("new", "--name", "ci", "--secret-file", tmp_path / folder).exit_code == 0
+    assert [each["client"] for each in listed(tmp_path)] == ["agents/keys#ci", "default/plain#ci"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("kind: ConfigMap\n", "has no Secret: name a file that is not there yet, and it is made with one"),
+        (FILE, "has no Secret other: write --secret with one that it has: egress/keys, default/users"),
+    ],
+)
+def test_a_manifest_without_the_secret_says_what_to_do(tmp_path: Path, text: str, says: str):
+    file = tmp_path / "some.yaml"
+    file.write_text(text)
+    found = keys("new", "--name", "ci", "--secret", "other", "--secret-file", file)
+    assert (found.exit_code, found.stderr) == (1, f"Error: {file} {says}\n")
+    assert file.read_text() == text
+
+
 def test_a_folder_of_manifests_gets_no_file_that_nobody_reads(tmp_path: Path):
     (tmp_path / "keys.yaml").write_text(FILE)
     refused = keys("new", "--name", "ci", "--secret-file", tmp_path)

@@ -17,8 +17,10 @@ def harness() -> FilterHarness:
     return FilterHarness({"path": "filters/graphql_queries.py"}, phase="request-headers", folder=FOLDER)
 
 
-def asked(harness: FilterHarness, body: bytes, url: str = "https://api.github.com/graphql") -> FilterResult:
-    return harness.run(exchange("POST", url, {"Content-Type": "application/json"}), request_body=body)
+def asked(
+    harness: FilterHarness, body: bytes, url: str = "https://api.github.com/graphql", kind: str = "application/json"
+) -> FilterResult:
+    return harness.run(exchange("POST", url, [("Content-Type", each) for each in kind.split("|")]), request_body=body)
 
 
 def of(document: str, **more: object) -> bytes:
@@ -78,6 +80,11 @@ def test_whatever_else_begins_a_definition_is_refused(harness: FilterHarness, do
         (b'{"query": ["{ a }"]}', 403),
         (b'[{"query": "{ a }"}, {"query": "mutation { a }"}]', 403),
         (b'"mutation { a }"', 403),
+        (of("{ a }", documentId="0"), 403),
+        (of("{ a }", extensions={"persistedQuery": {"sha256Hash": "0"}}), 403),
+        (b"[]", 403),
+        (of('{ a(q: "' + '\\"' * 20_000), 403),
+        (of("{ a }" + " " * 200_000), 413),
         (b"", 403),
     ],
 )
@@ -87,3 +94,17 @@ def test_what_two_parsers_may_read_in_two_ways_is_refused(harness: FilterHarness
 
 def test_a_query_in_the_url_is_refused(harness: FilterHarness):
     assert asked(harness, of("{ a }"), "https://api.github.com/graphql?query=mutation{a}").status == 403
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/graphql", "text/plain",
+        "application/json; charset=utf-7", "application/json|application/x-www-form-urlencoded", "",
+    ],
+)  # fmt: skip
+def test_json_that_says_something_else_as_another_type_is_refused(harness: FilterHarness, kind: str):
+    body = of("{ a } #&query=mutation{b}&")
+    assert asked(harness, body, kind=kind).status == 415
+    for plain in ("application/json", 'Application/JSON;charset="UTF-8"'):
+        assert asked(harness, body, kind=plain).error is None

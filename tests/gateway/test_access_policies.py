@@ -129,6 +129,14 @@ CASES = [
     ("cel", rule(cel={"expression": "request.mcp.tool_name == 'get-sum'"}), post(call("get-sum")), "allowed"),
     ("cel", rule(cel={"expression": "request.mcp.tool_name == 'get-sum'"}), post(call("echo")), "error"),
     ("cel", rule(cel={"expression": "request.mcp.tool_name == 'get-sum'"}), post(INITIALIZE), "error"),
+    ("cel", rule(cel={"expression": "request.path.startsWith('/mcp')"}), post(call("a"), path="/mcp/..;/b"), "error"),
+    ("cel", rule(cel={"expression": "request.path != '/mcp'"}), post(call("a"), path="/%6dcp"), "error"),
+    ("methods", rule(methods=["POST"]), post(call("a"), "X-HTTP-Method-Override: delete"), "denied"),
+    ("methods", rule(methods=["POST"]), post(call("a"), "X_Http_Method: PUT"), "denied"),
+    ("methods", rule(methods=["POST", "PUT"]), post(call("a"), "X-Method-Override: put"), "allowed"),
+    ("methods", rule(), post(call("a"), "X-HTTP-Method-Override: DELETE"), "allowed"),
+    ("headers", rule(headers=[{"name": "X-Tenant", "value": "a"}]), post(call("a"), "x-tenant: a"), "allowed"),
+    ("headers", rule(headers=[{"name": "X-Tenant", "value": "a"}]), get("/", "X-Tenant: a", "X_Tenant: b"), "denied"),
     # what the types say beside them
     ("omitted", rule(), post(call("echo")), "allowed"),
     ("omitted", rule(), get(), "allowed"),
@@ -417,6 +425,9 @@ def test_a_server_is_asked_before_the_rules_of_other_policies(converse: Start):
         (rule(mcp={"methods": [GET_SUM]}), post(b'{"a":"%b"}' % (b"a" * 70_000)), TESTER, True),
         (rule(cel={"expression": "request.headers['x'] == 'a'"}), post(call("echo")), TESTER, True),
         (rule(mcp=MATCHES), get("/", "Connection: Upgrade", "Upgrade: websocket"), TESTER, True),
+        (rule(methods=["DELETE"]), post(call("a"), "X-HTTP-Method-Override: DELETE"), TESTER, True),
+        (rule(methods=["DELETE"]), post(call("a"), "X-HTTP-Method-Override: POST"), TESTER, False),
+        (rule(headers=[{"name": "X-Tenant", "value": "a"}]), get("/", "X_Tenant: a"), TESTER, True),
     ],
 )
 def test_what_its_rules_match_or_may_match_is_put_to_the_server(

@@ -58,7 +58,8 @@ def test_a_record_says_who_and_for_what():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no JSON"),
+        ("", "not JSON"),
+        (json.dumps(new_record(KEY, models=["a"]))[:-1] + ', "models": ["b"]}', "twice"),
         ("[]", "no JSON object"),
         ('{"hash": "sha256:00"}', "hash is not"),
         ("{}", "hash is not"),

@@ -86,6 +86,7 @@ RPC_HEAD: Final = Members("jsonrpc", "id", "method", "params")
 _URI: Final = Members(inner={"params": Members("uri")})
 #: The names that policy reads, by method.
 RPC_CALLS: Final = {
+    "tools/list": Members(inner={"params": Members("cursor", usual=("_meta",))}),
     "tools/call": Members(inner={"params": Members("name", "arguments", usual=("_meta",))}),
     "resources/read": _URI,
     "resources/subscribe": _URI,

@@ -136,7 +136,7 @@ class AccessPolicy(Filter):
         if self._closed:
             return f"denied: {self._closed}"
         try:
-            allowed, left = self._rules.of_head(exchange, is_question=True)
+            allowed, left = self._rules.of_head(exchange, is_question=True, may_match=self._delegates)
         except GatewayError as error:
             return f"denied: {error.message}"
         names = ", ".join(rule.name for rule in left)

@@ -19,10 +19,11 @@ from egressproxy.filters.settings import FieldName, FilterConfig, HostnamePatter
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, PathMatchType, ValueMatch
 from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import Fields
+from egressproxy.model.fields import Fields, every_spelling
+from egressproxy.model.message import has_dot_segment
 from egressproxy.model.strict_json import Unreadable
 from egressproxy.model.work import at_once
-from egressproxy.routing.table import HttpTable
+from egressproxy.routing.table import HttpTable, unreserved
 
 _TOOL_CALL: Final = "tools/call"
 #: Source: MCPBaseProtocolMethodsOption.
@@ -31,6 +32,8 @@ _BASE_PREFIXES: Final = ("completion/", "logging/", "notifications/")
 _CATEGORIES: Final = frozenset(("tools", "prompts", "resources"))
 _SESSION: Final = b"mcp-session-id"
 _NO_FIELDS: Final = Fields()
+#: Fields by which a server may take another method than the one of the request.
+_METHOD_FIELDS: Final = every_spelling(("x-http-method-override", "x-http-method", "x-method-override"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,10 @@ class AccessRule(FilterConfig):
 class Rule:
     """An AccessRule, compiled. `looks_at_messages`: the head alone does not decide. Raises ValueError."""
 
-    __slots__ = ("_cel", "_mcp", "_needs_http", "_ports", "_source", "_table", "looks_at_messages", "name")
+    __slots__ = (
+        "_cel", "_field_names", "_mcp", "_methods", "_needs_http", "_ports", "_source", "_spellings", "_table",
+        "looks_at_messages", "name",
+    )  # fmt: skip
 
     def __init__(self, rule: AccessRule) -> None:
         self.name = rule.name
@@ -112,6 +118,9 @@ class Rule:
         self.looks_at_messages = mcp is not None
         self._needs_http = bool(rule.paths or rule.headers) or self.looks_at_messages
         self._table = _table(rule)
+        self._methods = frozenset(method.upper().encode() for method in rule.methods)
+        self._field_names = frozenset(each.name.lower().encode() for each in rule.headers)
+        self._spellings = every_spelling(tuple(sorted({each.name for each in rule.headers})))
 
     def is_from(self, identity: CallerIdentity) -> bool:
         """Whether the client is one of the rule's. An unknown client is one where the rule is for any."""
@@ -122,8 +131,10 @@ class Rule:
             return identity.namespace == namespace and identity.service_account == account
         return not spiffe
 
-    def admits(self, exchange: Exchange, listener_port: int) -> bool:
-        """Whether source, host, port and what else the head says match. Raises BadRequest as `HttpTable.match`."""
+    def admits(self, exchange: Exchange, listener_port: int, *, may_match: bool = False) -> bool:
+        """Whether source, host, port and what else the head says match. `may_match`: also a head that some servers read
+        otherwise. Raises BadRequest as `HttpTable.match`.
+        """
         if not self.is_from(exchange.identity):
             return False
         authority = exchange.authority
@@ -136,7 +147,16 @@ class Rule:
         host = authority.host if authority is not None else ""
         if exchange.is_tunnel:
             return self._table.match(host, b"CONNECT", b"/", _NO_FIELDS) is not None
-        return self._table.match(host, exchange.method, exchange.path, exchange.request.fields) is not None
+        found = self._table.match(host, exchange.method, exchange.path, exchange.request.fields)
+        methods = frozenset((exchange.method,)) if may_match else self._methods
+        return may_match if self._is_read_otherwise(exchange.request.fields.block, methods) else found is not None
+
+    def _is_read_otherwise(self, block: bytes, methods: frozenset[bytes]) -> bool:
+        """Whether some servers see another method than these here, or a field of the rule in another spelling."""
+        names = self._field_names
+        return bool(
+            self._methods and any(value.upper() not in methods for _, value in _lines(_METHOD_FIELDS.findall(block)))
+        ) or bool(names and any(name.lower() not in names for name, _ in _lines(self._spellings.findall(block))))
 
     def matches_head(self, exchange: Exchange) -> bool:
         """Whether a request without a body is what an MCP session needs: its stream of events, or its end."""
@@ -176,15 +196,18 @@ class AccessRules:
         self._listener_port = listener_port
         self.looks_at_messages = any(rule.looks_at_messages for rule in self._rules or ())
 
-    def of_head(self, exchange: Exchange, *, is_question: bool = False) -> tuple[str | None, list[Rule]]:
+    def of_head(
+        self, exchange: Exchange, *, is_question: bool = False, may_match: bool = False
+    ) -> tuple[str | None, list[Rule]]:
         """The name of the rule that allows this exchange by its head ("" where no rule is needed); or None and the
         rules of which its messages may match one. Raises BadRequest. `is_question`: a POST may have any body.
+        `may_match` as of `Rule.admits`.
         """
         if self._rules is None:
             return "", []
         left = []
         for rule in self._rules:
-            if rule.admits(exchange, self._listener_port):
+            if rule.admits(exchange, self._listener_port, may_match=may_match):
                 if not rule.looks_at_messages or rule.matches_head(exchange):
                     return rule.name, []
                 left.append(rule)
@@ -198,7 +221,7 @@ class AccessRules:
 
     def match(self, exchange: Exchange, body: bytes | None) -> bool:
         """Whether a request matches a rule, or may match one: its body cannot be read, or is too long (None)."""
-        allowed, left = self.of_head(exchange)
+        allowed, left = self.of_head(exchange, may_match=True)
         if allowed is not None or not has_messages(exchange):
             return allowed is not None or (bool(exchange.request.upgrade) and self.concern(exchange))
         if not left or body is None:
@@ -211,6 +234,13 @@ class AccessRules:
             return True
         asked = asked_request(exchange)
         return any(_may_match(rule, message, asked) for message in _listed(value) for rule in left)
+
+
+def _lines(found: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Name and value of lines of a head."""
+    for line in found:
+        name, _, value = line[2:].partition(b":")
+        yield name, value.strip(b" \t")
 
 
 def has_messages(exchange: Exchange) -> bool:
@@ -251,8 +281,11 @@ def refusals(rules: Sequence[Rule], messages: Iterable[Any], asked: AskedRequest
 
 
 def asked_request(exchange: Exchange) -> AskedRequest:
-    """The request as expressions see it: fields of one name are joined by a comma (RFC 9110 section 5.3)."""
+    """The request as expressions see it: fields of one name are joined by a comma (RFC 9110 section 5.3), and the path
+    has no encoded letters, as for matches of routes.
+    """
     head = exchange.request
+    path, mark, query = head.path.partition(b"?")
     headers: dict[str, str] = {}
     for name, value in head.fields:
         key, text = name.decode("latin-1"), value.decode("latin-1")
@@ -260,10 +293,11 @@ def asked_request(exchange: Exchange) -> AskedRequest:
     host = exchange.authority.host if exchange.authority is not None else ""
     return AskedRequest(
         exchange.method.decode("latin-1"),
-        head.path.decode("latin-1"),
+        b"".join((unreserved(path), mark, query)).decode("latin-1"),
         host,
         headers,
         len(head.fields.block) + len(head.path),
+        has_dots=has_dot_segment(path),
     )
 
 

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from itertools import islice
-from time import monotonic
+from math import inf
+from time import monotonic, sleep, time
 from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai.apis.long_json import decoding, dumping
@@ -34,8 +35,14 @@ MEMBERS: Final = ("annotations", "description", "inputSchema", "name", "outputSc
 #: Definitions that are kept to tell what has changed: of so many bytes each, and so many.
 MAX_KEPT: Final = 16 * 1024
 MAX_TOOLS: Final = 2000
-#: Bytes of a file of learned pins.
+#: Bytes of a file of learned pins, and up to how many of them it keeps definitions beside the hashes.
 MAX_FILE: Final = 16 * 1024 * 1024
+MAX_WITH_DEFINITIONS: Final = 1024 * 1024
+#: Seconds from the first page of a list that is learned, after which nothing more of the server is.
+LEARNS_S: Final = 600.0
+#: Seconds for which another process may hold the file.
+LOCK_S: Final = 1.0
+MAX_NAME: Final = 1024
 #: Differences of two definitions that are told, and the characters of each text.
 MAX_TOLD: Final = 3
 MAX_TEXT: Final = 120
@@ -64,7 +71,7 @@ class ToolPin(FilterConfig):
         description: the description as it was approved, for people and for the difference that is told.
     """
 
-    name: Annotated[str, Within(min_length=1, max_length=1024)]
+    name: Annotated[str, Within(min_length=1, max_length=MAX_NAME)]
     hash: Annotated[str, matching(_HASH, "{!r} is no hash: write sha256: and 64 hexadecimal digits")]
     description: Annotated[str, Within(max_length=MAX_KEPT)] | None = None
 
@@ -271,8 +278,12 @@ class ToolPins:
         )
 
     # --- lists -------------------------------------------------------------------------------------------------------
-    def judging(self, tool: Mapping[str, Any], backend: str, listed: ListedTools | None) -> Work[bool]:
-        """Whether this entry of a list, a tool with a name, may be shown."""
+    def judging(
+        self, tool: Mapping[str, Any], backend: str, listed: ListedTools | None, deviating: set[str]
+    ) -> Work[bool]:
+        """Whether this entry of a list, a tool with a name, may be shown. `deviating` gets the name if it deviates: an
+        entry of the same list that is as pinned does not lift that.
+        """
         definition = yield from Definition.reading(tool)
         name, where = definition.name, f"tool {definition.name[:_SHOWN]!a} of backend {backend}"
         if listed is not None and (other := listed.other(name, backend)):
@@ -282,6 +293,8 @@ class ToolPins:
         if phrase and self._is_news(backend, f"{name}\0phrase", definition.hash):
             self._found.add(1, "instructions", "reported")
             self._tell("ToolInstructions", f"{where} is described with a phrase of prompt injection ({phrase})")
+        may_stay = name not in deviating
+        deviating.add(name)
         if hidden:
             why = f"{where} has a character that nobody sees ({hidden})"
             return self._deviates("ToolHiddenCharacters", "hidden", backend, name, why, definition.hash)
@@ -294,6 +307,9 @@ class ToolPins:
             how = f"{_shown(misspelled)} is a member of it" if misspelled else self._difference(backend, definition)
             why = f"{where} is not as it was pinned: {how}; its hash is {definition.hash}"
             return self._deviates("ToolChanged", "changed", backend, name, why, definition.hash)
+        if not may_stay:
+            return not self._enforces
+        deviating.discard(name)
         if len(definition.text) <= MAX_KEPT and len(self._good) < MAX_TOOLS:
             self._good[backend, name] = definition.members
         self._mark(backend, name, deviates=False)
@@ -301,8 +317,14 @@ class ToolPins:
             self._notices.normal("ToolAsPinned", f"{where} is as it was pinned")
         return True
 
-    def learning(self, result: Mapping[str, Any], backend: str) -> Work[None]:
-        """Learn the tools in a page of the first list of this backend, before they are judged."""
+    def learns(self, backend: str) -> bool:
+        """Whether a list of this backend would be learned, for which the file is written."""
+        return self._learned is not None and not self._learned.is_whole(backend)
+
+    def learning(self, result: Mapping[str, Any], backend: str, *, is_first: bool) -> Work[None]:
+        """Learn the tools in a page of the first list of this backend, before they are judged. `is_first`: the request
+        has named no other page, so that a page without another behind it is the whole list.
+        """
         if self._learned is None or self._learned.is_whole(backend):
             return
         definitions = []
@@ -311,10 +333,20 @@ class ToolPins:
                 definition = yield from Definition.reading(tool)
                 if not (yield from self._finding(definition))[0]:
                     definitions.append(definition)
-        try:
-            self._learned.learn(backend, definitions, ends=not result.get("nextCursor"))
-        except (OSError, ValueError) as error:
-            self._tell("ToolPinsNotKept", f"learned pins cannot be kept in a file: {error}")
+        if not definitions:  # what a client without rights sees is no list to hold others to
+            return
+        learned, failed = self._learned, []
+
+        def learn() -> None:
+            try:
+                learned.learn(backend, definitions, ends=is_first and not result.get("nextCursor"))
+            except (OSError, ValueError) as error:
+                failed.append(str(error))
+
+        blocking: Any = learn
+        yield blocking  # `in_turns` calls it in a thread: another process may hold the file
+        if failed:
+            self._tell("ToolPinsNotKept", f"learned pins cannot be kept in a file: {failed[0]}")
 
     def _finding(self, definition: Definition) -> Work[tuple[str, str]]:
         found = self._findings.get(definition.hash)
@@ -404,6 +436,7 @@ class LearnedPins:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._size = 0  # of the file, in bytes
         self._servers: dict[str, dict[str, Any]] = {}
         self._version: tuple[int, int] = (0, 0)
 
@@ -430,27 +463,30 @@ class LearnedPins:
         return found
 
     def is_whole(self, backend: str) -> bool:
-        """Whether the first list of this backend has ended: nothing more is learned."""
-        return bool(self._servers.get(backend, {}).get("isWhole"))
+        """Whether the first list of this backend has ended, or its time is over: nothing more is learned."""
+        return _is_whole(self._servers.get(backend, {}))
 
     def learn(self, backend: str, definitions: Iterable[Definition], *, ends: bool) -> None:
-        """Keep definitions, but for those that another worker has learned; `ends`: nothing more is learned. Raises
-        OSError, ValueError.
+        """Keep definitions, but for those that another worker has learned; `ends`: nothing more is learned. Blocks.
+        Raises OSError, ValueError.
         """
-        definitions, known = list(definitions), self.tools(backend)
+        definitions, known = [each for each in definitions if len(each.name) <= MAX_NAME], self.tools(backend)
         if not ends and (len(known) >= MAX_TOOLS or all(each.name in known for each in definitions)):
             return  # a list without an end must not cost a write for each of its pages
         lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock)
             self.read()
             server = self._servers.get(backend, {})
-            tools = dict(server.get("tools", {}))
-            for each in () if server.get("isWhole") else definitions:
+            tools, size = dict(server.get("tools", {})), self._size
+            for each in () if _is_whole(server) else definitions:
                 if len(tools) < MAX_TOOLS:
-                    members = each.members if len(each.text) <= MAX_KEPT else {"name": each.name}
+                    size += len(each.text)
+                    is_kept = len(each.text) <= MAX_KEPT and size <= MAX_WITH_DEFINITIONS
+                    members = each.members if is_kept else {"name": each.name}
                     tools.setdefault(each.name, {"hash": each.hash, "definition": members})
-            changed = {"tools": tools, "isWhole": ends or bool(server.get("isWhole"))}
+            whole = ends or bool(server.get("isWhole"))
+            changed = {"tools": tools, "isWhole": whole, "began": server.get("began", time())}
             servers = {**self._servers, backend: changed}
             text = json.dumps({"servers": servers}, sort_keys=True, indent=1).encode()
             if len(text) > MAX_FILE:
@@ -479,11 +515,13 @@ class LearnedPins:
         if type(servers) is not dict or not all(
             type(server) is dict
             and type(server.get("tools", {})) is dict
+            and isinstance(server.get("began", 0), int | float)
             and all(type(tool) is dict and type(tool.get("hash")) is str for tool in server.get("tools", {}).values())
             for server in servers.values()
         ):
             raise ValueError("it is no file of learned pins")
         self._servers, self._version = servers, (status.st_ino, status.st_mtime_ns)
+        self._size = status.st_size
 
     def _tool(self, backend: str, name: str) -> Mapping[str, Any] | None:
         found: Mapping[str, Any] | None = self._servers.get(backend, {}).get("tools", {}).get(name)
@@ -496,3 +534,20 @@ class LearnedPins:
                 self.read()
         except (OSError, ValueError):
             return  # what is known holds
+
+
+def _is_whole(server: Mapping[str, Any]) -> bool:
+    return bool(server.get("isWhole")) or time() > server.get("began", inf) + LEARNS_S
+
+
+def _lock(descriptor: int) -> None:
+    """Raises OSError where another process holds the file for too long."""
+    ends = monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if monotonic() > ends:
+                raise OSError("another process holds its lock") from None
+            sleep(0.01)

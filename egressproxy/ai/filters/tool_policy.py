@@ -28,7 +28,7 @@ from egressproxy.ai.apis.shared import (
 )
 from egressproxy.ai.apis.streams import SLICE, framing_of
 from egressproxy.ai.content.body_kinds import media_type_of
-from egressproxy.ai.filters.tool_pins import LISTED_TOOLS, ListedTools, ToolPins, ToolPinsConfig, file_problem
+from egressproxy.ai.filters.tool_pins import LISTED_TOOLS, ToolPins, ToolPinsConfig, file_problem
 from egressproxy.ai.filters.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.ai.filters.tool_streams import ToolStream
 from egressproxy.errors import Reason
@@ -137,6 +137,8 @@ class ToolPolicy(Filter):
         )
         self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
         self._pins = pins
+        #: Of a request that asks for a list of tools: whether it asks for the first page of it, alone.
+        self._first_page: StateSlot[bool] = StateSlot("first page of tools")
 
     # --- requests ----------------------------------------------------------------------------------------------------
     def request_headers(self, exchange: Exchange) -> None:
@@ -219,6 +221,10 @@ class ToolPolicy(Filter):
 
     def _rpc(self, exchange: Exchange, messages: list[Any], *, is_batch: bool) -> Work[LocalResponse | None]:
         denials: list[str] = []
+        if self._pins is not None and self._pins.learns(exchange.backend):
+            pages = [in_object(each, "params", "cursor") for each in messages if _lists_tools(each)]
+            if pages:
+                exchange.keep(self._first_page, pages == [None] and not is_batch)
         for message in messages:
             yield
             try:
@@ -322,7 +328,8 @@ class ToolPolicy(Filter):
     # --- answers -----------------------------------------------------------------------------------------------------
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
         """Raises Rejected for a call of a denied tool."""
-        return run(self._judged_answer(exchange, data, last), is_long=len(data) > SLICE)
+        is_learned = self._pins is not None and self._pins.learns(exchange.backend)
+        return run(self._judged_answer(exchange, data, last), is_long=is_learned or len(data) > SLICE)
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
         stream = exchange.state.get(self._stream)
@@ -338,7 +345,7 @@ class ToolPolicy(Filter):
                         framing,
                         self._judge,
                         self._tools.asks_arguments,
-                        partial(self._shortening, exchange.backend, exchange.state.get(LISTED_TOOLS)),
+                        partial(self._shortening, exchange),
                         is_lenient=not self._denies_unreadable,
                     )
                     exchange.keep(self._stream, stream)
@@ -358,7 +365,7 @@ class ToolPolicy(Filter):
         if fault:
             raise OtherSpelling(fault)
         if is_rpc:
-            yield from self._shortening(exchange.backend, exchange.state.get(LISTED_TOOLS), answer)
+            yield from self._shortening(exchange, answer)
         elif b'"name"' in data.lower() or b"\\u" in data:  # as every call has it
             for call in (yield from answer.finding_calls()):
                 self._judge_call(call)
@@ -377,8 +384,10 @@ class ToolPolicy(Filter):
             how = " with these arguments" if self._tools.may_be_offered(name) else ""
             raise self._refusal(f"the model calls tool {_shown(name)}, which is not allowed{how}")
 
-    def _shortening(self, backend: str, tools_of_rule: ListedTools | None, message: JsonMessage) -> Work[None]:
+    def _shortening(self, exchange: Exchange, message: JsonMessage) -> Work[None]:
         """Remove denied entries from the lists of an MCP message or batch."""
+        backend, tools_of_rule = exchange.backend, exchange.state.get(LISTED_TOOLS)
+        deviating: set[str] = set()
         for path, result in _results(message.value):
             for key, member in _LISTS:
                 listed = result.get(key)
@@ -386,13 +395,16 @@ class ToolPolicy(Filter):
                     continue
                 pins = self._pins if key == "tools" else None
                 if pins is not None:
-                    yield from pins.learning(result, backend)
+                    page = exchange.state.get(self._first_page)
+                    # The stream of a GET has the answers to requests of their own (HTTP with SSE, 2024-11-05).
+                    if page is not None or exchange.method == b"GET":
+                        yield from pins.learning(result, backend, is_first=bool(page))
                 kept = []
                 for each in listed:
                     yield
                     if not self._may_be_shown(key, in_object(each, member)):
                         continue
-                    if pins is None or (yield from pins.judging(each, backend, tools_of_rule)):
+                    if pins is None or (yield from pins.judging(each, backend, tools_of_rule, deviating)):
                         kept.append(each)
                 if len(kept) < len(listed):
                     self._denied.add(len(listed) - len(kept), key.removesuffix("s"), "withheld")
@@ -405,6 +417,10 @@ class ToolPolicy(Filter):
 
     def _refusal(self, message: str, status: int = 403) -> Rejected:
         return Rejected(f"filter {self._name}: {message}", status=status)
+
+
+def _lists_tools(message: Any) -> bool:
+    return type(message) is dict and message.get("method") == "tools/list"
 
 
 def _results(value: Any) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:

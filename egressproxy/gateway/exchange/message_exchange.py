@@ -33,7 +33,7 @@ _JSON: Final = b"application/json"
 
 
 class ConfigurationChanged(Exception):
-    """The rule in force is another one than that which has let the WebSocket in: its client opens it again."""
+    """The listener has gone, or another rule is in force than when the WebSocket was opened: open it again."""
 
 
 class MessageExchange:
@@ -86,7 +86,8 @@ class MessageExchange:
 
     async def _admit(self, exchange: Exchange) -> None:
         client, pipeline, upgrade = self._client, self.pipeline, self._messages.upgrade.copy()
-        client.state.check_open()
+        if client.state.is_closed:
+            raise ConfigurationChanged
         listener = name_request(exchange, client.state.port, client.server_name, client.tunnel, upgrade)
         opened_on = client.pipeline.listener
         assert opened_on is not None

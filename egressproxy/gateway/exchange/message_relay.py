@@ -1,8 +1,8 @@
 """MessageRelay: a WebSocket whose messages pass filters, between the two ends that the gateway reads.
 
 One response is under way at a time: what the client says meanwhile waits, but for its Close frame. A message that is
-not understood ends the WebSocket, since nobody can say what it would do; so does an answer that a filter refuses. A
-request that is refused does not: the client is told by an event of its API, and the server does not see it.
+not understood ends the WebSocket, since nobody can say what it would do; so do an answer that a filter refuses and
+a credential that is refused. Another request does not: the client is told by an event of its API.
 
 | what ends it | the client's side closes with | the server's |
 |---|---|---|
@@ -10,7 +10,7 @@ request that is refused does not: the client is told by an event of its API, and
 | an end without one | the connection alone | the same |
 | the client breaks the protocol | the code of that | 1001 |
 | the server breaks the protocol | 1014 | the code of that |
-| a message that is not understood, or an answer that is refused | 1008, behind an event | 1001 |
+| a message that is not understood, a credential or an answer that is refused | 1008, behind an event | 1001 |
 | another rule is in force, or nothing was said for as long as a tunnel may be idle | 1012, 1001 | 1001 |
 | too much is held for this client | 1013 | 1001 |
 """
@@ -248,6 +248,8 @@ class MessageRelay:
                 self.server.send_text(message)
         except GatewayError as error:
             self._refuse(error)
+            if error.close or error.reason in (Reason.CREDENTIALS_REFUSED, Reason.CREDENTIALS_REQUIRED):
+                self._close(CloseCode.POLICY, error.message)
         except ConfigurationChanged:
             self._end_response(Reason.DRAINED)
             self._close(CloseCode.SERVICE_RESTART, "the configuration has changed: open the WebSocket again")

@@ -123,7 +123,7 @@ class Authenticator:
         """
         raw = key = b""
         if self._keys is not None:
-            key = self._taken_key(client, head)
+            key = self._taken_key(exchange, client, head)
         if self._reads_proxy_authorization:
             raw = head.hop.proxy_authorization
             head.hop = NOTHING_SAID
@@ -229,15 +229,21 @@ class Authenticator:
         return self._check(exchange, client, raw, self._read(raw), digest)
 
     # --- API keys ---------------------------------------------------------------------------------------------------
-    def _taken_key(self, client: AuthenticatedClient, head: RequestHead) -> bytes:
+    def _taken_key(self, exchange: Exchange, client: AuthenticatedClient, head: RequestHead) -> bytes:
         """Take the API key out of the fields of providers, and of the query; b"" without one. Raises Unauthenticated
-        for several.
+        for several, and for one in another place, which would go to the server.
         """
         assert self._keys is not None
         shown = self._keys.take(head)
-        if len(shown) > 1:
+        is_hidden = self._keys.drop_hidden(head)
+        if is_hidden:
+            exchange.path = head.path.partition(b"?")[0]  # for the log
+        if is_hidden or len(shown) > 1:
             challenges = self._challenges if client.tunnel is None else self._challenges_inside
-            raise challenges.refused("two API keys at once: show one", "", is_token=True)
+            message = (
+                "an API key stands where the gateway reads none" if is_hidden else "two API keys at once: show one"
+            )
+            raise challenges.refused(message, "", is_token=True)
         return shown.pop() if shown else b""
 
     def _with_key(self, client: AuthenticatedClient, raw: bytes, key: bytes) -> bytes:
@@ -335,7 +341,8 @@ class Authenticator:
 
     @staticmethod
     def _demand_same(verdict: Verdict, identity: CallerIdentity) -> None:
-        if identity != verdict.identity:  # what has let its request in was said of that one
+        known = verdict.identity  # what has let its request in was said of that one, and filters have compared models
+        if identity != known or identity.grant != known.grant:
             raise _somebody_else()
 
     def _accept(self, exchange: Exchange, client: AuthenticatedClient, raw: bytes, verdict: Verdict) -> None:

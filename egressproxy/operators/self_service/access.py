@@ -46,16 +46,18 @@ def access_of(
     `approval_hold.holds` gives them, None where not all of them are known. Nothing is counted or changed.
     """
     who, policy = exchange.identity, listener.spec.policy
-    rules, is_whole = _rules(listener)
+    only = who.grant.routes if who.grant is not None else None  # of an API key: destinations without a route are none
+    rules, is_whole = _rules(listener, only)
     hostnames = sorted({hostname or "*": None for hostname, _ in rules})
     destinations = policy.destinations
     groups = destinations.allow if policy.mode is Mode.ENFORCE else destinations.allow[: destinations.firm_allow]
-    if not listener.is_forward:
+    if not listener.is_forward or only is not None:
         groups = ()
     deny = [rule for rule in destinations.deny if rule.is_firm or policy.mode is not Mode.REPORT]
     lists = [*groups, deny, hostnames]
+    is_listed, is_open = bool(groups or hostnames), not groups and only is None
     return {
-        "summary": f"{_who(who)} {_what(listener, is_listed=bool(groups or hostnames), is_open=not groups)}",
+        "summary": f"{_who(who)} {_what(listener, is_listed=is_listed, is_open=is_open)}",
         # null: it is not known.
         "identity": {
             "name": _known(who.name), "source": _known(who.source), "namespace": _known(who.namespace),
@@ -113,16 +115,18 @@ def _entries(rules: Iterable[DestinationRule]) -> list[dict[str, Any]]:
     return made
 
 
-def _rules(listener: ActiveListener) -> tuple[list[tuple[str, Route]], bool]:
-    """The rules that this caller may ask, each with a hostname, and whether all of them were looked at."""
+def _rules(listener: ActiveListener, only: frozenset[str] | None) -> tuple[list[tuple[str, Route]], bool]:
+    """The rules that this caller may ask, each with a hostname, and whether all of them were looked at. `only`: the
+    names of their routes.
+    """
     seen = list(islice(listener.http.every(), MAX_MATCHES + 1))
     rules = dict.fromkeys(seen[:MAX_MATCHES])
-    return [(hostname, route) for hostname, route in rules if _may_ask(route, hostname)], len(seen) <= MAX_MATCHES
+    return [(hostname, route) for hostname, route in rules if _may_ask(route, hostname, only)], len(seen) <= MAX_MATCHES
 
 
-def _may_ask(route: Route, hostname: str) -> bool:
+def _may_ask(route: Route, hostname: str, only: frozenset[str] | None) -> bool:
     """Whether policy lets the caller ask this route for this hostname; of a wildcard, for a name below it."""
-    if route.kind == SELF_SERVICE:
+    if route.kind == SELF_SERVICE or (only is not None and route.name not in only):
         return False
     if not route.has_destination_policy or not hostname:
         return True

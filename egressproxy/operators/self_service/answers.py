@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.chain import approvals
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
-from egressproxy.gateway.exchange.admission import decide_names
+from egressproxy.gateway.exchange.admission import check_grant, decide_names
 from egressproxy.gateway.products import SelfService, Waiting
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
@@ -140,17 +140,19 @@ def check(exchange: Exchange, listener: ActiveListener, url: str, method: str, d
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     is_tunnel = parts.scheme == "https" and listener.is_forward and listener.certificates_for(authority.host) is None
     head = RequestHead(b"CONNECT" if is_tunnel else method.encode(), target.encode(), Fields())
+    asked = Exchange(exchange.client, exchange.gateway, exchange.listener, exchange.started_at, exchange.identity)
+    asked.request, asked.method, asked.authority = head, head.method, authority
+    asked.path, asked.is_tunnel = parts.path.encode() or b"/", is_tunnel
     try:
         route = decide(listener, authority, head)[0]
+        if exchange.identity.grant is not None:
+            check_grant(exchange.identity.grant, asked, route)
     except GatewayError as error:
         error.__traceback__ = None  # its frames hold the listener
         remedy = error.remedy if isinstance(error, Denied) else ""
         return {
             "url": url, "allowed": False, "reason": error.reason.value, "message": error.message, "remedy": remedy,
         }  # fmt: skip
-    asked = Exchange(exchange.client, exchange.gateway, exchange.listener, exchange.started_at, exchange.identity)
-    asked.request, asked.method, asked.authority = head, head.method, authority
-    asked.path, asked.is_tunnel = parts.path.encode() or b"/", is_tunnel
     waits = [says for _, says in approvals(route.chain, asked)]
     return {"url": url, "allowed": True, **({"waits": waits[0]} if waits else {})}
 

@@ -14,6 +14,7 @@ import pytest
 from egressproxy.filters.base import Filter, OfMessages, Phase
 from egressproxy.gateway.exchange import message_relay, websocket_end
 from egressproxy.gateway.identity import authenticator
+from egressproxy.gateway.identity.killed_identities import KilledIdentities, KilledIdentity
 from egressproxy.identity.api_keys import new_record
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http2.head_fields import websocket_accept
@@ -636,6 +637,15 @@ def test_a_websocket_is_opened_again_where_filters_have_changed(converse: Start)
     server.is_closed_with(CloseCode.GOING_AWAY)
 
 
+def test_a_websocket_of_a_listener_with_other_terms_is_opened_again(converse: Start):
+    talk = converse(config(*TOOLS))
+    client, server = opened(talk)
+    talk.reload(config(*TOOLS, limits={"maxHeadBytes": 9000}))
+    client.says(CREATE)
+    client.is_closed_with(CloseCode.SERVICE_RESTART)
+    server.is_closed_with(CloseCode.GOING_AWAY)
+
+
 def test_a_destination_that_is_denied_by_now_is_told_so(converse: Start):
     talk = converse(config(*TOOLS))
     client, server = opened(talk)
@@ -653,15 +663,15 @@ def keyed(**members: Any) -> list[m.Manifest]:
 
 
 @pytest.mark.parametrize(
-    ("then", "code"),
+    ("then", "why"),
     [
-        ([*keyed()[:-1], keys(other=OTHER)], "credentials_refused"),
-        (keyed(routes=["agents/another"]), "destination_denied"),
-        (keyed(models=["gpt-4"]), "model_denied"),
+        ([*keyed()[:-1], keys(other=OTHER)], "the API key is unknown, or revoked"),
+        (keyed(routes=["agents/another"]), "who may ask here has changed"),
+        (keyed(models=["gpt-4"]), "who may ask here has changed"),
     ],
     ids=["revoked", "for another route", "for another model"],
 )
-def test_what_an_api_key_is_for_holds_for_each_request(converse: Start, then: list[m.Manifest], code: str):
+def test_a_websocket_ends_with_what_its_api_key_is_for(converse: Start, then: list[m.Manifest], why: str):
     talk = converse(keyed())
     client, server = opened(talk, b"x-api-key: " + API_KEY.encode())
     client.says(CREATE)
@@ -670,8 +680,9 @@ def test_what_an_api_key_is_for_holds_for_each_request(converse: Start, then: li
     client.hears()
     talk.reload(then)
     client.says(CREATE)
-    assert client.hears()["error"]["code"] == code
-    server.hears_nothing()
+    assert client.hears()["error"]["code"] == "credentials_refused"
+    assert client.is_closed_with(1008).startswith(why)
+    assert server.is_closed_with(1001) == ""
 
 
 def test_a_key_that_has_expired_asks_for_nothing_more(converse: Start, monkeypatch: pytest.MonkeyPatch):
@@ -680,7 +691,16 @@ def test_a_key_that_has_expired_asks_for_nothing_more(converse: Start, monkeypat
     monkeypatch.setattr(authenticator, "time", lambda: 4102444800.0 + 120)
     client.says(CREATE)
     assert client.hears()["error"]["code"] == "credentials_refused"
-    server.hears_nothing()
+    assert client.is_closed_with(1008) == "the API key expired 2 min ago"
+    assert server.is_closed_with(1001) == ""
+
+
+def test_a_killed_client_loses_its_websocket(converse: Start):
+    talk = converse(keyed())
+    opened(talk, b"x-api-key: " + API_KEY.encode())
+    killed = KilledIdentities((KilledIdentity("agents/keys#ci"),))
+    talk.act(lambda: [state.cut(killed) for port in talk.ports for state in port.states])
+    assert talk.until(lambda: talk.client.is_gone and (talk.origin.has_eof or talk.origin.is_gone))
 
 
 # --- where it stays closed ------------------------------------------------------------------------------------------

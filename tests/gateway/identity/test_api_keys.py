@@ -11,7 +11,7 @@ import pytest
 
 from egressproxy.gateway.identity import authenticator
 from egressproxy.gateway.listeners import transparent_connection
-from egressproxy.identity.api_keys import new_record
+from egressproxy.identity.api_keys import has_key, new_record
 from egressproxy.model.authority import parse_authority
 from egressproxy.model.forwarded_identity import ForwardedIdentity, sign
 from egressproxy.model.secret import SecretBytes
@@ -109,6 +109,35 @@ def test_a_key_that_is_spelled_otherwise_goes_to_no_provider(converse: Start, ol
     assert is_served(talk, REVERSE_GET.replace(old, new, 1))["identity_source"] == "key"
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"\r\n\r\n", b"\r\nAuthorization: Token %b\r\n\r\n"),
+        (b"\r\n\r\n", b"\r\nAuthorization: Bearer %b, x\r\n\r\n"),
+        (b"\r\n\r\n", b"\r\nX-Note: egk%%255F%b\r\n\r\n"),
+        (b"\r\n\r\n", b"\r\nSec-WebSocket-Protocol: realtime, openai-insecure-api-key.%b\r\n\r\n"),
+        (b"\r\n\r\n", b"\r\nVia: 1.1 %b\r\n\r\n"),
+        (b"/ HTTP", b"/?token=%b HTTP"),
+        (b"/ HTTP", b"/%b/v1 HTTP"),
+        (b"/ HTTP", b"/%%65%b HTTP"),
+    ],
+)
+def test_a_key_where_none_is_read_goes_to_no_provider(converse: Start, old: bytes, new: bytes):
+    talk = converse(server())
+    mark = 1 if b"%%65" in new else 4 if b"255F" in new else 0
+    request = REVERSE_GET.replace(old, new % KEY.encode()[mark:], 1)
+    both = shows(b"x-api-key", KEY, request)
+    for each in (request, both):
+        assert is_refused(talk, each, 401)[0] == "an API key stands where the gateway reads none"
+        assert KEY[4:] not in json.dumps(talk.records)
+
+
+@pytest.mark.parametrize("before", [b"", b"a", b"ab", b"user:"])
+def test_a_key_is_known_in_base64(before: bytes):
+    assert has_key(b"\r\nX-Note: is=%b; a" % base64.urlsafe_b64encode(before + KEY.encode()))
+    assert not has_key(b"\r\nX-Note: is=%b; a" % base64.b64encode(before + b"egk_short" + b"/" * 40))
+
+
 def test_what_is_no_key_of_ours_is_the_providers(converse: Start):
     talk = converse(server(secret=keys(ci=KEY)))
     both = shows(b"x-api-key", KEY, shows(b"Authorization", "Bearer sk-proj-1", REVERSE_GET))
@@ -152,7 +181,27 @@ def test_a_wrong_key_is_refused_and_the_log_has_none(converse: Start, shown: str
 
 def test_trailers_show_no_key(converse: Start):
     talk = converse(server())
-    assert talk.snapshot.ports[next(iter(talk.snapshot.ports))].credentials is not None
+    credentials = talk.snapshot.ports[next(iter(talk.snapshot.ports))].credentials
+    assert credentials is not None
+    trailers = f"\r\nX-Api_Key: {KEY}\r\nX-Sum: 1\r\nX-Note: is {KEY}".encode()
+    assert credentials.sub(b"", trailers) == b"\r\nX-Sum: 1"
+
+
+@pytest.mark.parametrize("models", [None, ["o9"]])
+def test_a_key_whose_models_change_while_its_request_waits(converse: Start, models: list[str] | None):
+    def held(**members: Any) -> list[Any]:
+        extension = {"name": "hold", "type": TYPE, "config": {}}
+        return forward(keys(ci=new_record(KEY, **members)), identity=IDENTITY, extensions=[extension])
+
+    talk = converse(held())
+    talk.client >> bearer(KEY)
+    hold = the_hold(talk)
+    talk.reload(held(models=models, name="ci"))
+    assert decide(talk, hold["id"], approves=True) == 1
+    if models is None:
+        talk.dialled("a.example", 80)
+    else:
+        assert "who may ask here has changed while the request waited" in refused(talk)[1]
 
 
 # --- in tunnels --------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.identity.api_keys import new_record
 from egressproxy.model.admin_requests import HoldPage
 from egressproxy.operators.approval.approval_hold import holds
 from egressproxy.operators.self_service import answers
@@ -341,3 +342,20 @@ def test_who_asks_without_end_has_to_wait(converse: Start, monkeypatch: pytest.M
     assert ask(talk.connect(address="10.0.0.8"))[0] == 200
     monkeypatch.setattr(answers, "monotonic", lambda: time.monotonic() + ASKED_S)
     assert ask(talk.client)[0] == 200
+
+
+def test_an_api_key_for_routes_reads_of_these_alone(converse: Start):
+    key = "egk_" + "a" * 43
+    secret = m.secret("keys", {"ci": json.dumps(new_record(key, routes=["mine"]))})
+    routes = [
+        m.http_route(name, m.prefix_rule("/", "a"), hostnames=[f"{name}.example"]) for name in ("mine", "another")
+    ]
+    identity = {"apiKeys": {"secretRefs": [{"name": "keys"}]}}
+    talk = converse(forward(secret, m.backend("a", "a.example", 80), *routes, identity=identity))
+    shown = f"Proxy-Authorization: Bearer {key}\r\n"
+    told = json.loads(ask(talk.client, fields=shown)[2])
+    assert (told["allow"], told["hostnames"]) == ([], ["mine.example"])
+    assert "You may reach what is listed here, and nothing else." in told["summary"]
+    for host, allowed in (("mine", True), ("another", False), ("a", False)):
+        checked = json.loads(ask(talk.client, f"/check?url=http://{host}.example/", fields=shown)[2])
+        assert checked["allowed"] is allowed
