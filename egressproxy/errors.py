@@ -45,6 +45,7 @@ class Reason(str, Enum):
     IDENTITY_KILLED = "identity_killed"
     PLAINTEXT_CREDENTIAL = "plaintext_credential"
     CREDENTIAL_NOT_BOUND = "credential_not_bound"
+    CREDENTIAL_NOT_FOR_CALLER = "credential_not_for_caller"
     PLACEHOLDER_REQUIRED = "placeholder_required"
     PLACEHOLDER_MISPLACED = "placeholder_misplaced"
     FILTER_REJECTED = "filter_rejected"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.model.caller_token import CallerToken
 from egressproxy.model.key_grant import KeyGrant
 
 _IDENTITY_FIELDS: Final = (
     "namespace", "service_account", "origin_client", "origin_gateway", "name", "source", "groups", "claims",
-    "claims_read", "grant",
+    "claims_read", "grant", "token",
 )  # fmt: skip
 
 
@@ -25,9 +26,10 @@ class CallerIdentity:
     "NAMESPACE/SECRET#USER". `source` is the origin of the identity: "certificate", "token", "basic", "key", "address"
     or "gateway". `groups` and `claims` (name and value) come from a token; `claims` has only the names in
     `claims_read`, which may be missing in the token. None: there is no token. `grant` is that of the API key (None: it
-    is known by something else); two keys of one client are one identity.
+    is known by something else); two keys of one client are one identity. `token` is the token that it has shown, where
+    a policy allows that tokens are exchanged; None: it has none, or must keep it.
 
-    These fields never change. `key` is one text for all of them but `grant`: equal identities have equal keys.
+    These fields never change. `key` is one text for all of them but `grant` and `token`: equal identities have equal keys.
 
     The other fields are caches of their writers: the entry in which the last request of this client was counted. The
     next request finds its entry here, without a lookup in memory that other clients have displaced from the processor's
@@ -37,7 +39,7 @@ class CallerIdentity:
     __slots__ = (
         "claims", "claims_read", "counted_beside", "counted_in", "grant", "groups", "key", "limit_at", "limit_key",
         "limit_number", "name", "namespace", "origin_client", "origin_gateway", "service_account", "source",
-        "variant_at", "variants_number",
+        "token", "variant_at", "variants_number",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +54,7 @@ class CallerIdentity:
         claims: tuple[tuple[str, str], ...] = (),
         claims_read: tuple[str, ...] | None = None,
         grant: KeyGrant | None = None,
+        token: CallerToken | None = None,
     ) -> None:
         self.namespace = namespace
         self.service_account = service_account
@@ -63,6 +66,7 @@ class CallerIdentity:
         self.claims = claims
         self.claims_read = claims_read
         self.grant = grant
+        self.token = token
         self.key = repr(
             (namespace, service_account, origin_client, origin_gateway, name, source, groups, claims, claims_read)
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
+from egressproxy.filters.credentials.caller_config import CallerCredential, TokenExchange
 from egressproxy.filters.credentials.token_config import Gcp, MachinePath, OAuth2, TargetPath, TokenEndpoint
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import (
@@ -160,12 +161,18 @@ class Binding(FilterConfig):
 
 
 #: Where the value comes from: exactly one of these fields.
-SOURCES = ("secret_ref", "env", "file", "command", "oauth2", "gcp", "aws")
+SOURCES = ("secret_ref", "env", "file", "command", "oauth2", "token_exchange", "gcp", "aws")
+#: Schemes that authenticate a connection, which other callers use, too (RFC 4559 section 6; MS-NTHT).
+_OF_CONNECTIONS = ("negotiate", "ntlm")
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialInjectorConfig(FilterConfig):
-    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `gcp`) and one place (`header`, `query`, `basic`).
+    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `tokenExchange`, `gcp`), and one place (`header`,
+    `query`, `basic`).
+
+    `callers` are Secrets for some callers: the first entry that matches counts. The source beside them is for all
+    others; without one these are refused.
 
     `env` is a variable of the gateway's environment. `file` starts at the folder of the manifest and stays inside.
     `header` or `query` names where the value goes; `{}` in `template` is replaced by it. Without a place it goes into
@@ -183,8 +190,10 @@ class CredentialInjectorConfig(FilterConfig):
     file: str = ""
     command: Command | None = None
     oauth2: OAuth2 | None = None
+    token_exchange: TokenExchange | None = None
     gcp: Gcp | None = None
     aws: Aws | None = None
+    callers: Annotated[tuple[CallerCredential, ...], Within(max_length=256)] = ()
     header: FieldName | Literal[""] = ""
     query: Annotated[str, Within(pattern=r"^[A-Za-z0-9._~-]*$")] = ""
     basic: Basic | None = None
@@ -200,8 +209,8 @@ class CredentialInjectorConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         given = [name for name in SOURCES if getattr(self, name)]
-        if len(given) != 1:
-            listed = "`secretRef`, `env`, `file`, `command`, `oauth2`, `gcp`, `aws`"
+        if len(given) != 1 and (given or not self.callers):
+            listed = "`secretRef`, `env`, `file`, `command`, `oauth2`, `tokenExchange`, `gcp`, `aws`"
             raise ValueError(f"one source of the credential is needed: write one of {listed}")
         if sum(map(bool, (self.header, self.query, self.basic is not None))) > 1:
             raise ValueError("`header`, `query` and `basic` exclude each other: keep one of them")
@@ -209,6 +218,14 @@ class CredentialInjectorConfig(FilterConfig):
             self.header or self.query or self.basic or self.template or self.placeholder or self.scrub_responses
         ):
             raise ValueError("`aws` signs requests and sends no value: of the other fields it has `bind` alone")
+        if self.token_exchange is not None and (self.placeholder or self.scrub_responses):
+            why = "a token of the caller goes with neither `placeholder` nor `scrubResponses`: remove them"
+            raise FieldFault(why, "tokenExchange")
+        if self.callers and self.aws is not None:
+            raise FieldFault("`callers` choose a value, and `aws` signs requests: keep one of them", "callers")
+        if (self.callers or self.token_exchange is not None) and self.template.lower().startswith(_OF_CONNECTIONS):
+            why = "this scheme authenticates the connection, which other callers use, too: write another one"
+            raise FieldFault(why, "template")
         if self.basic is not None and self.template:
             raise FieldFault("`basic` has a form of its own (RFC 7617): remove `template`", "template")
         # What is set here has to pass these checks again: a process that reads the IR makes the object anew.
@@ -254,3 +271,6 @@ def _inside(config: Any, path: str = "") -> Iterator[tuple[str, object]]:
         yield name, value
         if is_dataclass(value) and not isinstance(value, SecretRef | CalledBackendRef):
             yield from _inside(value, name + ".")
+        elif each.name == "callers":
+            for at, entry in enumerate(value):
+                yield from _inside(entry, f"{name}[{at}].")

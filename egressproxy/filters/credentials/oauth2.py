@@ -17,6 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote_plus, urlparse
 
 from egressproxy.filters.base import FilterContext, UnusableReference
+from egressproxy.filters.credentials.caller_config import EndpointClient
 from egressproxy.filters.credentials.local_sources import read_file
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 from egressproxy.filters.credentials.token_config import GoogleServiceAccount, OAuth2
@@ -37,13 +38,13 @@ ASSERTION_S: Final = 300
 def from_oauth2(context: FilterContext, config: OAuth2) -> Fetch:
     """Fetches from the token endpoint. A missing Secret is a failed fetch. Raises UnusableReference for a bad key."""
     call = context.calls.get(config.token_endpoint.backend_ref.label)
-    key = _key(context, config.private_key_ref, config.key_id)
+    key = key_of(context, config.private_key_ref, config.key_id)
     secret = secret_of(context, config.client_secret_ref)
 
     async def fetch() -> Fetched:
         asked = checked_call(call, allow_plaintext=config.token_endpoint.allow_plaintext)
         form = _grant(config, key)
-        fields = _authentication(config, key, secret, form)
+        fields = authentication(config, key, secret, form)
         answer = await ask_json(asked, config.token_endpoint.path, form=form, fields=fields)
         return token_of(answer, assumed_s=config.assumed_life_seconds)
 
@@ -67,8 +68,8 @@ def _grant(config: OAuth2, key: AssertionKey | None) -> list[tuple[str, str]]:
     return form
 
 
-def _authentication(
-    config: OAuth2, key: AssertionKey | None, secret: SecretBytes | None, form: list[tuple[str, str]]
+def authentication(
+    config: OAuth2 | EndpointClient, key: AssertionKey | None, secret: SecretBytes | None, form: list[tuple[str, str]]
 ) -> list[tuple[bytes, bytes]]:
     """The fields that authenticate the client; other methods add to the form."""
     method = config.authentication
@@ -130,7 +131,8 @@ def _google_account(text: SecretBytes, config: GoogleServiceAccount) -> tuple[As
     return key, {"iss": email, "sub": email, "aud": uri}
 
 
-def _key(context: FilterContext, ref: SecretRef | None, key_id: str) -> AssertionKey | None:
+def key_of(context: FilterContext, ref: SecretRef | None, key_id: str) -> AssertionKey | None:
+    """The key in a Secret; None if it is missing. Raises UnusableReference for one that cannot sign."""
     pem = secret_of(context, ref)
     try:
         return AssertionKey(pem, key_id) if pem is not None else None

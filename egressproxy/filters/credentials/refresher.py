@@ -31,11 +31,14 @@ _LONGEST_S: Final = 86400.0
 
 
 class FetchError(Exception):
-    """A credential cannot be fetched. The text is shown, and has no secret. `is_final`: the old value ends, too."""
+    """A credential cannot be fetched. The text is shown, and has no secret. `is_final`: the old value ends, too.
+    `code`: the error code of RFC 6749 section 5.2, "" without one.
+    """
 
-    def __init__(self, message: str, *, is_final: bool = False) -> None:
+    def __init__(self, message: str, *, is_final: bool = False, code: str = "") -> None:
         super().__init__(message)
         self.is_final = is_final
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)

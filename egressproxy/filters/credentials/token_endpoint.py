@@ -72,9 +72,10 @@ async def ask_json(
     except (ValueError, RecursionError):
         found = None
     if answer.status != 200:
-        code = found.get("error") if isinstance(found, dict) else None
-        shown = f" ({code})" if isinstance(code, str) and _ERROR_CODE.fullmatch(code) else ""
-        raise FetchError(f"backend {call.backend} answered with {answer.status}{shown} for a token")
+        said = found.get("error") if isinstance(found, dict) else None
+        code = said if isinstance(said, str) and _ERROR_CODE.fullmatch(said) else ""
+        shown = f" ({code})" if code else ""
+        raise FetchError(f"backend {call.backend} answered with {answer.status}{shown} for a token", code=code)
     if not isinstance(found, dict):
         raise FetchError(f"backend {call.backend} answered a request for a token with no JSON object")
     return found

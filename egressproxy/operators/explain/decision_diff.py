@@ -45,6 +45,7 @@ JUDGED = frozenset(
         Reason.REGION_DENIED,
         Reason.PLAINTEXT_CREDENTIAL,
         Reason.CREDENTIAL_NOT_BOUND,
+        Reason.CREDENTIAL_NOT_FOR_CALLER,
         Reason.PLACEHOLDER_REQUIRED,
         Reason.PLACEHOLDER_MISPLACED,
         Reason.SNI_MISMATCH,

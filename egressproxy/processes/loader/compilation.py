@@ -31,6 +31,8 @@ _ON_DEMAND: Final = (
     "re2",
     "egressproxy.filters.credentials.placeholder",
     "egressproxy.filters.credentials.aws_injector",
+    "egressproxy.filters.credentials.caller_credentials",
+    "egressproxy.filters.credentials.token_exchange",
     "egressproxy.identity.key_sets",
     "egressproxy.net.tls_contexts.verify_callbacks",
 )

@@ -153,7 +153,11 @@ def _kind(name: str) -> str:
 def _field_of(config: Any, ref: object) -> str:
     """The field of a config that holds this reference, as in `basic.usernameRef` and `secrets[0]`; "" for none."""
     if isinstance(config, tuple):
-        return next((f"[{index}]" for index, each in enumerate(config) if each is ref), "")
+        for index, each in enumerate(config):
+            inner = "" if each is ref else _field_of(each, ref)
+            if each is ref or inner:
+                return f"[{index}].{inner}" if inner else f"[{index}]"
+        return ""
     if not is_dataclass(config):
         return ""
     for each in fields(config):

@@ -84,7 +84,15 @@ def read_identity(
         senders=senders.from_ if senders is not None else (),
         trust_domain=own_trust_domain(_written(chosen, "certificate"), token),
         api_keys=api_keys,
+        exchanged_at=_exchanged_at(token, chosen),
     )
+
+
+def _exchanged_at(token: TokenIdentity | None, chosen: Mapping[str, EgressPolicy]) -> tuple[str, ...]:
+    if token is None:
+        return ()
+    namespace = chosen["token"].namespace
+    return tuple(sorted({each if "/" in each else f"{namespace}/{each}" for each in token.exchange_at}))
 
 
 def _written(chosen: Mapping[str, EgressPolicy], section: str) -> Any:
