@@ -29,7 +29,8 @@ class CallerIdentity:
     is known by something else); two keys of one client are one identity. `token` is the token that it has shown, where
     a policy allows that tokens are exchanged; None: it has none, or must keep it.
 
-    These fields never change. `key` is one text for all of them but `grant` and `token`: equal identities have equal keys.
+    These fields never change. `key` is one text for all of them but `grant` and `token`: equal identities have equal
+    keys.
 
     The other fields are caches of their writers: the entry in which the last request of this client was counted. The
     next request finds its entry here, without a lookup in memory that other clients have displaced from the processor's

@@ -107,7 +107,7 @@ class ActorToken(FilterConfig):
 
     token_file: Annotated[str, Within(pattern=r"^(/[^\x00]*)?$")] = ""
     secret_ref: SecretRef | None = None
-    token_type: Literal["AccessToken", "Jwt", "IdToken"] = "Jwt"
+    token_type: Literal["AccessToken", "Jwt", "IdToken"] = "Jwt"  # noqa: S105
 
     def __post_init__(self) -> None:
         if bool(self.token_file) == (self.secret_ref is not None):
@@ -139,14 +139,14 @@ class TokenExchange(EndpointClient):
         if not (self.audience or self.resource or self.scopes):
             raise ValueError("a token for anything is not asked for: write `audience`, `resource` or `scopes`")
         if self.jwt_bearer is None:
-            if self.requested_token_type == "IdJag":
+            if self.requested_token_type == "IdJag":  # noqa: S105
                 raise ValueError("an ID-JAG is no token for a backend: add `jwtBearer`, where it is exchanged for one")
         else:
             if self.requested_token_type not in (None, "IdJag", "Jwt"):
                 raise ValueError("`jwtBearer` needs a `requestedTokenType` of IdJag or Jwt")
             if self.requested_token_type is None:
                 object.__setattr__(self, "requested_token_type", "IdJag")
-        is_grant = self.requested_token_type == "IdJag"
+        is_grant = self.requested_token_type == "IdJag"  # noqa: S105
         if is_grant and len(self.audience) != 1:
             raise ValueError("an ID-JAG is for one authorization server: write its issuer as the only `audience`")
         if is_grant and self.actor_token is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, OfMessages, Phase
@@ -34,8 +34,10 @@ class CallerCredentials(Filter):
         config: CredentialInjectorConfig = context.config
         self._name, self._source = context.name, context.source
         self._subjects = [each.subjects for each in config.callers]
-        nothing = dict.fromkeys(SOURCES, None) | {"env": "", "file": ""}
-        configs = [replace(config, callers=(), **nothing | {"secret_ref": each.secret_ref}) for each in config.callers]
+        nothing: dict[str, Any] = dict.fromkeys(SOURCES) | {"env": "", "file": ""}
+        configs = [
+            replace(config, callers=(), **(nothing | {"secret_ref": each.secret_ref})) for each in config.callers
+        ]
         self._is_closed = not any(getattr(config, source) for source in SOURCES)
         if not self._is_closed:
             configs.append(replace(config, callers=()))

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from time import time
 from typing import Final
 
@@ -52,9 +53,7 @@ class ExchangedTokens:
 
     __slots__ = ("_entries", "_exchange", "_is_closed", "_most", "_report", "_under_way")
 
-    def __init__(
-        self, exchange: Callable[[bytes], Awaitable[Fetched]], report: ExchangeReport, most: int
-    ) -> None:
+    def __init__(self, exchange: Callable[[bytes], Awaitable[Fetched]], report: ExchangeReport, most: int) -> None:
         self._exchange = exchange
         self._report = report
         self._most = most
@@ -82,9 +81,8 @@ class ExchangedTokens:
             return value
         entry = self._entries.get(token.digest)
         if entry is None:
+            self._make_room()
             entry = self._entries[token.digest] = _Entry()
-            if len(self._entries) > self._most:
-                self._entries.popitem(last=False)
         if entry.task is None:
             if entry.error is not None and asyncio.get_running_loop().time() < entry.retry_at:
                 raise FetchError(str(entry.error), code=entry.error.code)
@@ -109,6 +107,17 @@ class ExchangedTokens:
         """Begin no further exchange. Those under way go on, since requests wait for them."""
         self._is_closed = True
         self._entries.clear()
+
+    def _make_room(self) -> None:
+        """Forget what has expired of the callers that have been away for the longest, and one of them where there are
+        too many. Who is waited for stays.
+        """
+        now = asyncio.get_running_loop().time()
+        away = [key for key, each in islice(self._entries.items(), MAX_UNDER_WAY + 2) if each.task is None][:2]
+        for key in away:
+            entry = self._entries[key]
+            if len(self._entries) >= self._most or now >= max(entry.expires_at, entry.retry_at):
+                del self._entries[key]
 
     def _begin(self, entry: _Entry, token: CallerToken) -> None:
         if entry.task is None:
@@ -140,18 +149,20 @@ class ExchangedTokens:
             entry.fetched_at, entry.expires_at = now, now + life
             early = EARLY - random.random() * SPREAD  # noqa: S311 - it spreads load
             entry.retry_at = now + (fetched.refresh_s or life * early)
-            self._report.succeeded(len(self._entries))
+            if not self._is_closed:
+                self._report.succeeded(len(self._entries))
         finally:
             entry.task = None
 
     def _failed(self, entry: _Entry, error: FetchError, now: float) -> None:
-        error.__traceback__ = error.__context__ = None  # its frames know tokens
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # its frames know tokens
         entry.error = error
         entry.failures += 1
         entry.retry_at = now + min(MAX_RETRY_S, FIRST_RETRY_S * 2 ** min(entry.failures - 1, 10))
         if error.is_final or error.code in _REVOKED or now >= entry.expires_at:
             entry.value = None
-        self._report.failed(error, len(self._entries))
+        if not self._is_closed:
+            self._report.failed(error, len(self._entries))
 
 
 class ExchangeReport:
