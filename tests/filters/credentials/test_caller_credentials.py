@@ -46,10 +46,15 @@ async def test_the_first_entry_that_matches_counts(identity, name):
         assert authorization(x) == [f"Bearer KEY-OF-{name}-0123".encode()]
         assert x.request.fields.get(b"x-api-key") is None
         assert CALLERS_OWN in x.state
-    assert made.decision(of(identity)) == f"callers[{['crawler', 'agents', 'staff', 'partner'].index(name)}] of filter inject"
+    assert (
+        made.decision(of(identity))
+        == f"callers[{['crawler', 'agents', 'staff', 'partner'].index(name)}] of filter inject"
+    )
 
 
-@pytest.mark.parametrize("identity", [ANONYMOUS, CallerIdentity("agents2", "crawler"), CallerIdentity("agents@other", "crawler")])
+@pytest.mark.parametrize(
+    "identity", [ANONYMOUS, CallerIdentity("agents2", "crawler"), CallerIdentity("agents@other", "crawler")]
+)
 async def test_nobody_else_gets_anything(identity):
     made = injector({"callers": CALLERS}, SECRETS)
     x = of(identity)
@@ -112,7 +117,12 @@ def test_a_value_that_no_field_can_have_is_that_of_its_reference():
 def test_the_secrets_of_every_entry_are_found():
     config = injector({"callers": CALLERS, "env": "HOME"}, SECRETS)._injectors[-1]._context.config
     assert (config.callers, machine_field(config)) == ((), "env")
-    assert [ref.name for ref in secret_refs(made_config({"callers": CALLERS}))] == ["crawler", "agents", "staff", "partner"]
+    assert [ref.name for ref in secret_refs(made_config({"callers": CALLERS}))] == [
+        "crawler",
+        "agents",
+        "staff",
+        "partner",
+    ]
 
 
 def made_config(config):

@@ -32,17 +32,26 @@ CONFIG = {
     "resource": ["https://backend.example.com/api"],
 }  # fmt: skip
 SECRETS = {"idp/secret": "long-secure-random-secret\n"}
+GRANT = {"tokenEndpoint": ENDPOINT}
 SECRET = b"long-secure-random-secret"
 
 
 def issued(token="issued-1", **more):
-    told = {"access_token": token, "issued_token_type": ACCESS_TOKEN, "token_type": "Bearer", "expires_in": 3600, **more}
+    told = {
+        "access_token": token,
+        "issued_token_type": ACCESS_TOKEN,
+        "token_type": "Bearer",
+        "expires_in": 3600,
+        **more,
+    }
     return 200, {name: value for name, value in told.items() if value is not None}
 
 
 def caller(token: str = SUBJECT, *at: str) -> CallerIdentity:
     return CallerIdentity(
-        name=f"https://as.example#{token}", source="token", token=CallerToken(token.encode(), frozenset(at or ("agents/idp",)))
+        name=f"https://as.example#{token}",
+        source="token",
+        token=CallerToken(token.encode(), frozenset(at or ("agents/idp",))),
     )
 
 
@@ -52,7 +61,9 @@ def of(identity, *lines, target=b"/v1/x"):
     return x
 
 
-def made(*answers, calls=None, secrets=SECRETS, metrics=None, notices=None, **more) -> tuple[TokenExchangeInjector, Endpoint]:
+def made(
+    *answers, calls=None, secrets=SECRETS, metrics=None, notices=None, **more
+) -> tuple[TokenExchangeInjector, Endpoint]:
     idp = Endpoint(*answers)
     config = {"tokenExchange": {**CONFIG, **more}}
     return injector(config, secrets, {LABEL: idp, **(calls or {})}, metrics=metrics, notices=notices), idp
@@ -275,7 +286,12 @@ async def test_a_failure_of_one_caller_is_not_anothers(monkeypatch):
     monkeypatch.setattr(exchanged_tokens, "FIRST_RETRY_S", 0.01)
     metrics, notices = FilterMetrics(), EventAggregator()
     filter_, idp = made(
-        (400, {"error": "invalid_grant"}), issued("for-b"), (503, b""), issued("for-a"), metrics=metrics, notices=notices
+        (400, {"error": "invalid_grant"}),
+        issued("for-b"),
+        (503, b""),
+        issued("for-a"),
+        metrics=metrics,
+        notices=notices,
     )
     await failed(filter_, caller("tok-a"), *REFUSED)
     assert authorization(await sent(filter_, of(caller("tok-b")))) == [b"Bearer for-b"]
@@ -285,7 +301,7 @@ async def test_a_failure_of_one_caller_is_not_anothers(monkeypatch):
     assert authorization(await sent(filter_, of(caller("tok-a")))) == [b"Bearer for-a"]
     assert [each.reason for each in notices.take()] == ["TokenExchangeFailed", "TokensExchanged"]
     told = metrics.read()
-    counts = {labels[-1]: count for labels, count in told["egress_token_exchanges_total"].values.items()}
+    counts = {labels[-1]: count for labels, count in told["egress_token_exchanges"].values.items()}
     assert counts == {"ok": 2, "refused": 1, "error": 1}
     assert list(told["egress_exchanged_tokens"].values.values()) == [2]
     assert time.time() - 60 < next(iter(told["egress_token_exchange_success_timestamp_seconds"].values.values()))
@@ -381,10 +397,10 @@ def test_the_token_of_a_caller_is_shown_nowhere():
     [
         ({"resource": []}, "a token for anything"),
         ({"requestedTokenType": "IdJag", "audience": ["x"]}, "add `jwtBearer`"),
-        ({"jwtBearer": {"tokenEndpoint": ENDPOINT}}, "its issuer as the only"),
-        ({"jwtBearer": {"tokenEndpoint": ENDPOINT}, "audience": ["x", "y"]}, "its issuer as the only"),
-        ({"jwtBearer": {"tokenEndpoint": ENDPOINT}, "audience": ["x"], "requestedTokenType": "AccessToken"}, "IdJag or Jwt"),
-        ({"jwtBearer": {"tokenEndpoint": ENDPOINT}, "audience": ["x"], "actorToken": {"tokenFile": "/x"}}, "actorToken"),
+        ({"jwtBearer": GRANT}, "its issuer as the only"),
+        ({"jwtBearer": GRANT, "audience": ["x", "y"]}, "its issuer as the only"),
+        ({"jwtBearer": GRANT, "audience": ["x"], "requestedTokenType": "AccessToken"}, "IdJag or Jwt"),
+        ({"jwtBearer": GRANT, "audience": ["x"], "actorToken": {"tokenFile": "/x"}}, "actorToken"),
         ({"clientId": ""}, "needs `clientId`"),
         ({"authentication": "None"}, "clientSecretRef"),
         ({"authentication": "PrivateKeyJwt"}, "clientSecretRef"),
@@ -400,6 +416,5 @@ def test_what_a_manifest_must_not_say(more, said):
 
 @pytest.mark.parametrize("more", [{"placeholder": "p" * 16}, {"scrubResponses": True}, {"template": "Negotiate {}"}])
 def test_what_goes_with_no_exchange(more):
-    with pytest.raises(ValueError, match="a token of the caller|authenticates the connection"):
+    with pytest.raises(ValueError, match=r"a token of the caller|authenticates the connection"):
         injector({"tokenExchange": CONFIG, **more}, SECRETS, {})
-
