@@ -19,8 +19,8 @@ import jwt
 from egressproxy.identity.credentials import Believed, CredentialRefused, UnknownKey, how_long
 from egressproxy.identity.key_sets import KeySet
 from egressproxy.ir.identity import TokenIssuerIR
-from egressproxy.model.caller_identity import CallerIdentity, namespace_in, service_account_name
-from egressproxy.model.caller_token import CallerToken
+from egressproxy.model.caller_identity import CallerIdentity, CallerToken, namespace_in, service_account_name
+from egressproxy.model.secret import SecretBytes
 
 #: How far the clocks of issuer and gateway may be apart, in seconds.
 SKEW_S: Final = 30
@@ -92,7 +92,7 @@ class TokenVerifier:
         ends = float(claims["exp"])
         identity = self._identity(claims, issuer)
         if self._exchanged_at:
-            identity = identity.replace(token=CallerToken(token.encode(), self._exchanged_at))
+            identity = identity.replace(token=CallerToken(SecretBytes(token.encode()), self._exchanged_at))
         return Believed(identity, ends + self._skew_s, issuer.issuer)
 
     def _claims_of(

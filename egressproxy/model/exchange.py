@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 class StateSlot(Generic[T]):
     """A place for one value in the state of each exchange: of a part of the gateway, or of one instance of a filter.
-
     `name` is for debugging alone: two filters of one type have two slots.
     """
 

@@ -41,7 +41,7 @@ class CallerSubject(FilterConfig):
             raise ValueError("`serviceAccount` and `trustDomain` need their `namespace`: add it")
 
     def matches(self, identity: CallerIdentity) -> bool:
-        """Whether this is such a caller, which has to be a known one."""
+        """Whether this (known) caller is meant."""
         return (
             (not self.namespace or identity.namespace == namespace_in(self.trust_domain, self.namespace, ""))
             and (not self.service_account or identity.service_account == self.service_account)

@@ -50,7 +50,7 @@ class CallerCredentials(Filter):
         self._known: dict[str, int] = {}
 
     def backend_request(self, exchange: Exchange) -> Awaitable[LocalResponse | None] | None:
-        """As the injector of the caller. Raises Denied(CREDENTIAL_NOT_FOR_CALLER, 403) for one that has none."""
+        """As the injector of the caller. Raises Denied(CREDENTIAL_NOT_FOR_CALLER, 403) without one."""
         injector = self._of(exchange)
         exchange.keep(CALLERS_OWN, True)
         return injector.backend_request(exchange)  # type: ignore[return-value]

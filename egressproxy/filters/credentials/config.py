@@ -171,8 +171,8 @@ class CredentialInjectorConfig(FilterConfig):
     """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `tokenExchange`, `gcp`), and one place (`header`,
     `query`, `basic`).
 
-    `callers` are Secrets for some callers: the first entry that matches counts. The source beside them is for all
-    others; without one these are refused.
+    `callers` are Secrets for some callers: the first entry that matches counts. All other
+    callers get the credential of the source, or are refused without a source.
 
     `env` is a variable of the gateway's environment. `file` starts at the folder of the manifest and stays inside.
     `header` or `query` names where the value goes; `{}` in `template` is replaced by it. Without a place it goes into

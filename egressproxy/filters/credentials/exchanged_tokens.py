@@ -11,13 +11,14 @@ import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from hashlib import sha256
 from itertools import islice
 from time import time
 from typing import Final
 
 from egressproxy.filters.base import FilterContext
 from egressproxy.filters.credentials.refresher import EARLY, MARGIN_S, MAX_FETCH_S, SPREAD, Fetched, FetchError
-from egressproxy.model.caller_token import CallerToken
+from egressproxy.model.caller_identity import CallerToken
 from egressproxy.model.secret import SecretBytes
 
 #: The most exchanges at once, of all callers.
@@ -63,10 +64,11 @@ class ExchangedTokens:
 
     def held(self, token: CallerToken) -> SecretBytes | None:
         """What was issued for this token, if it holds; begins to renew it where that is due."""
-        entry = self._entries.get(token.digest)
+        key = _key_of(token)
+        entry = self._entries.get(key)
         if entry is None:
             return None
-        self._entries.move_to_end(token.digest)
+        self._entries.move_to_end(key)
         now = asyncio.get_running_loop().time()
         if now >= entry.expires_at:
             entry.value = None
@@ -79,10 +81,11 @@ class ExchangedTokens:
         value = self.held(token)
         if value is not None:
             return value
-        entry = self._entries.get(token.digest)
+        key = _key_of(token)
+        entry = self._entries.get(key)
         if entry is None:
             self._make_room()
-            entry = self._entries[token.digest] = _Entry()
+            entry = self._entries[key] = _Entry()
         if entry.task is None:
             if entry.error is not None and asyncio.get_running_loop().time() < entry.retry_at:
                 raise FetchError(str(entry.error), code=entry.error.code)
@@ -98,7 +101,7 @@ class ExchangedTokens:
 
     def refused(self, token: CallerToken) -> None:
         """The backend has refused what was issued: the next request has the token exchanged anew."""
-        entry = self._entries.get(token.digest)
+        entry = self._entries.get(_key_of(token))
         now = asyncio.get_running_loop().time()
         if entry is not None and entry.value is not None and now - entry.fetched_at >= REFUSED_S:
             entry.value = None
@@ -165,6 +168,10 @@ class ExchangedTokens:
             self._report.failed(error, len(self._entries))
 
 
+def _key_of(token: CallerToken) -> bytes:
+    return sha256(token.value.reveal()).digest()
+
+
 class ExchangeReport:
     """Tells of exchanges: metrics, and an Event where the server does not exchange for anybody."""
 
@@ -182,6 +189,7 @@ class ExchangeReport:
         )  # fmt: skip
 
     def succeeded(self, held: int) -> None:
+        """`held`: the number of tokens of which results are kept."""
         self._exchanges.add(1, self._source, "ok")
         self._held.set(held, self._source)
         self._last.set(time(), self._source)
@@ -190,6 +198,7 @@ class ExchangeReport:
             self._notices.normal("TokensExchanged", f"filter {self._name} exchanges tokens of callers again")
 
     def failed(self, error: FetchError, held: int) -> None:
+        """As `succeeded`."""
         self._exchanges.add(1, self._source, "refused" if error.code in OF_CALLER else "error")
         self._held.set(held, self._source)
         if error.code not in OF_CALLER:

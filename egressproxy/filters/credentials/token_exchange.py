@@ -19,7 +19,7 @@ from egressproxy.filters.credentials.exchanged_tokens import OF_CALLER, Exchange
 from egressproxy.filters.credentials.oauth2 import JWT_BEARER, authentication, key_of, secret_of, token_file
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 from egressproxy.filters.credentials.token_endpoint import Form, ask_json, checked_call, token_of
-from egressproxy.model.caller_token import CallerToken
+from egressproxy.model.caller_identity import CallerToken
 from egressproxy.model.exchange import CALLERS_OWN, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes

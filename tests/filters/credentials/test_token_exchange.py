@@ -14,11 +14,11 @@ from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.credentials import exchanged_tokens
 from egressproxy.filters.credentials.config import backend_refs, machine_field, secret_refs
 from egressproxy.filters.credentials.token_exchange import TokenExchangeInjector
-from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
-from egressproxy.model.caller_token import CallerToken
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity, CallerToken
 from egressproxy.model.exchange import CALLERS_OWN, BackendOrigin
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import ResponseHead
+from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.event_aggregator import EventAggregator
 from egressproxy.telemetry.filter_meter import FilterMetrics
 from tests.filters.credentials.kit import EC_KEY, ENDPOINT, LABEL, Endpoint, claims, exchange, injector, pem, sent
@@ -51,7 +51,7 @@ def caller(token: str = SUBJECT, *at: str) -> CallerIdentity:
     return CallerIdentity(
         name=f"https://as.example#{token}",
         source="token",
-        token=CallerToken(token.encode(), frozenset(at or ("agents/idp",))),
+        token=CallerToken(SecretBytes(token.encode()), frozenset(at or ("agents/idp",))),
     )
 
 
