@@ -26,6 +26,8 @@ MAX_UNDER_WAY: Final = 128
 #: Between failed exchanges of one token, in seconds: from the first to the second, and at most.
 FIRST_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 30.0
+#: A value is exchanged anew after this many seconds at most, so that what the server revokes ends.
+RENEWAL_S: Final = 3600.0
 #: A value that the backend has refused is exchanged anew if it is older than this, in seconds.
 REFUSED_S: Final = 10.0
 #: Error codes by which a server says that it does not exchange the token of this caller (RFC 6749 section 5.2, RFC 8693
@@ -151,7 +153,7 @@ class ExchangedTokens:
             entry.value, entry.error, entry.failures = SecretBytes(fetched.value), None, 0
             entry.fetched_at, entry.expires_at = now, now + life
             early = EARLY - random.random() * SPREAD  # noqa: S311 - it spreads load
-            entry.retry_at = now + (fetched.refresh_s or life * early)
+            entry.retry_at = now + min(fetched.refresh_s or life * early, RENEWAL_S)
             if not self._is_closed:
                 self._report.succeeded(len(self._entries))
         finally:

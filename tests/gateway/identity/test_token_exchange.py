@@ -9,8 +9,14 @@ from urllib.parse import parse_qsl
 
 import pytest
 
+from egressproxy.gateway.identity.authenticator import Authenticator
+from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Checks
+from egressproxy.ir.identity import IdentityIR
+from egressproxy.model.caller_identity import CallerIdentity, CallerToken
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.secret import SecretBytes
 from tests.gateway.conftest import Start
-from tests.gateway.kit import OK, SHARED, reverse
+from tests.gateway.kit import ESTABLISHED, OK, SHARED, connect, forward, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer
 from tests.support.manifests import Manifest
@@ -174,3 +180,33 @@ def test_credentials_by_caller_and_the_answers_that_are_kept(converse: Start):
         served(talk, api, value)
     talk.client >> get(CLUSTER.token("system:serviceaccount:elsewhere:robot"))
     refused(talk, 403, "credential_not_for_caller")
+
+
+def test_a_request_in_a_tunnel_has_the_token_that_has_opened_it(converse: Start):
+    identity = {"token": {"issuers": [CLUSTER.written], "exchangeAt": ["idp"]}}
+    talk = converse(
+        [
+            *forward(CLUSTER.config_map, allow=("api.example",), identity=identity),
+            m.backend("idp", "idp.example", 80),
+            injecting(tokenExchange=EXCHANGE), m.secret("idp", {"token": "CLIENT-SECRET"}),
+            m.http_route("r", m.prefix_rule("/", "api"), hostnames=["api.example"]),
+        ]
+    )  # fmt: skip
+    shown = b"\r\nProxy-Authorization: Bearer %b\r\n\r\n" % ROBOT.encode()
+    talk.client >> connect("api.example:80").replace(b"\r\n\r\n", shown)
+    talk.client << ESTABLISHED
+    talk.client >> b"GET / HTTP/1.1\r\nHost: api.example\r\nAuthorization: Bearer theirs\r\n\r\n"
+    api = talk.dialled("api.example", 80)
+    exchanged(talk, ROBOT, "issued")
+    served(talk, api, "issued")
+
+
+def test_another_gateways_token_is_not_that_of_its_clients():
+    """A client that the other gateway does not know counts as that gateway, and has no token of its own."""
+    known = CallerIdentity(name="x", source="token", token=CallerToken(SecretBytes(b"t"), frozenset(("agents/idp",))))
+    signed = CallerIdentity(source="gateway", origin_client="10.0.0.1", origin_gateway="a/gw")
+    exchange = Exchange("1.2.3.4:5", "g", "l", 0.0, signed)
+    checked = CheckedCredentials(Checks(), None)
+    Authenticator(IdentityIR(), checked, is_forward=True)._tell(exchange, known)
+    assert exchange.identity.name == "x"
+    assert exchange.identity.token is None
