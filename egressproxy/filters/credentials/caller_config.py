@@ -60,7 +60,7 @@ class CallerCredential(FilterConfig):
 
 @dataclass(frozen=True, slots=True)
 class EndpointClient(FilterConfig):
-    """A token endpoint, and how the gateway shows it who it is.
+    """A token endpoint, which needs verified TLS, and how the gateway shows it who it is.
 
     `authentication` is ClientSecretBasic, ClientSecretPost, PrivateKeyJwt, TokenFile (the token in `tokenFile` is the
     assertion), or None; by default ClientSecretBasic with a `clientSecretRef`, else None. `assertionAudience` is `aud`
@@ -77,6 +77,9 @@ class EndpointClient(FilterConfig):
     assertion_audience: OptionalText = ""
 
     def __post_init__(self) -> None:
+        if self.token_endpoint.allow_plaintext:
+            # By DNS settings of theirs, owners of routes could else have the tokens sent to a server of their own.
+            raise ValueError("tokens of callers go over verified TLS alone: remove `allowPlaintext`, add `tls` there")
         if self.authentication is None:
             usual: Literal["ClientSecretBasic", "None"] = "ClientSecretBasic" if self.client_secret_ref else "None"
             object.__setattr__(self, "authentication", usual)

@@ -185,7 +185,7 @@ def _endpoint(context: FilterContext, config: EndpointClient) -> Callable[[Form]
     secret = secret_of(context, config.client_secret_ref)
 
     async def ask(form: Form) -> dict[str, Any]:
-        asked = checked_call(call, allow_plaintext=config.token_endpoint.allow_plaintext)
+        asked = checked_call(call, allow_plaintext=False)
         shown = list(form)
         fields = authentication(config, key, secret, shown)
         return await ask_json(asked, config.token_endpoint.path, form=shown, fields=fields)

@@ -402,6 +402,7 @@ def test_the_token_of_a_caller_is_shown_nowhere():
         ({"jwtBearer": GRANT, "audience": ["x"], "requestedTokenType": "AccessToken"}, "IdJag or Jwt"),
         ({"jwtBearer": GRANT, "audience": ["x"], "actorToken": {"tokenFile": "/x"}}, "actorToken"),
         ({"clientId": ""}, "needs `clientId`"),
+        ({"tokenEndpoint": {**ENDPOINT, "allowPlaintext": True}}, "verified TLS alone"),
         ({"authentication": "None"}, "clientSecretRef"),
         ({"authentication": "PrivateKeyJwt"}, "clientSecretRef"),
         ({"actorToken": {}}, "one of `tokenFile` and `secretRef`"),

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 
+from egressproxy.filters.credentials import token_exchange
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Checks
 from egressproxy.ir.identity import IdentityIR
@@ -26,9 +27,15 @@ CLUSTER = TokenIssuer()
 ROBOT, OTHER = CLUSTER.token(), CLUSTER.token("system:serviceaccount:team:other")
 IDP = {"group": m.OURS, "kind": "Backend", "name": "idp"}
 EXCHANGE = {
-    "tokenEndpoint": {"backendRef": IDP, "allowPlaintext": True}, "clientId": "gw",
+    "tokenEndpoint": {"backendRef": IDP}, "clientId": "gw",
     "clientSecretRef": {"name": "idp"}, "audience": ["api"],
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_memory(monkeypatch: pytest.MonkeyPatch):
+    """What is said in memory is not over TLS; tests/e2e/test_token_exchange.py has that."""
+    monkeypatch.setattr(token_exchange, "checked_call", lambda call, allow_plaintext: call)
 
 
 def injecting(**config: Any) -> Manifest:
