@@ -69,7 +69,7 @@ class CallerCredentials(Filter):
 
     def decision(self, exchange: Exchange) -> str:
         at = self._position(exchange.identity)
-        return f"callers[{at}] of filter {self._name}" if at < len(self._subjects) else ""
+        return f"callers[{at}]" if at < len(self._subjects) else ""
 
     def close(self) -> None:
         for each in self._injectors:

@@ -21,6 +21,8 @@ from egressproxy.filters.credentials.refresher import EARLY, MARGIN_S, MAX_FETCH
 from egressproxy.model.caller_identity import CallerToken
 from egressproxy.model.secret import SecretBytes
 
+#: The longest token that is kept, in bytes: as of those that clients show.
+MAX_TOKEN: Final = 16 * 1024
 #: The most exchanges at once, of all callers.
 MAX_UNDER_WAY: Final = 128
 #: Between failed exchanges of one token, in seconds: from the first to the second, and at most.
@@ -137,6 +139,8 @@ class ExchangedTokens:
                 async with asyncio.timeout(MAX_FETCH_S):
                     fetched = await self._exchange(token.value.reveal())
                 assert isinstance(fetched.value, bytes)
+                if len(fetched.value) > MAX_TOKEN:
+                    raise FetchError(f"the token that was issued is longer than {MAX_TOKEN} bytes")
                 if fetched.value == token.value.reveal():
                     raise FetchError("the server has issued the caller's own token, which is not sent to backends")
             except FetchError:

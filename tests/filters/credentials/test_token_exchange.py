@@ -256,6 +256,7 @@ async def test_a_backend_that_may_not_have_the_credential_costs_no_exchange():
         (issued(token_type="DPoP"), "not a bearer token"),
         (issued("a\r\nx: y"), "no usable access_token"),
         (issued("x" * 65537), "no usable access_token"),
+        (issued("x" * 16385), "longer than 16384 bytes"),
         (issued(expires_in=-1), "expires_in"),
         (issued(SUBJECT), "the caller's own token"),
         (CallFailed(Reason.ADDRESS_DENIED, "backend agents/idp: 10.0.0.1 is a private address"), "private address"),
