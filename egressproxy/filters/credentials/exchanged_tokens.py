@@ -23,8 +23,9 @@ from egressproxy.model.secret import SecretBytes
 
 #: The longest token that is kept, in bytes: as of those that clients show.
 MAX_TOKEN: Final = 16 * 1024
-#: The most exchanges at once, of all callers.
+#: The most exchanges at once, of all callers and of one, which may have many tokens.
 MAX_UNDER_WAY: Final = 128
+MAX_OF_CALLER: Final = 16
 #: Between failed exchanges of one token, in seconds: from the first to the second, and at most.
 FIRST_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 30.0
@@ -63,7 +64,7 @@ class ExchangedTokens:
         self._report = report
         self._most = most
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way: dict[asyncio.Task[None], str] = {}  # by task: the key of the caller
         self._is_closed = False
 
     def held(self, token: CallerToken) -> SecretBytes | None:
@@ -80,8 +81,8 @@ class ExchangedTokens:
             self._begin(entry, token)
         return entry.value
 
-    async def issued(self, token: CallerToken) -> SecretBytes:
-        """As `held`, after an exchange if need be. Raises FetchError."""
+    async def issued(self, token: CallerToken, caller: str) -> SecretBytes:
+        """As `held`, after an exchange if need be. `caller`: the key of its identity. Raises FetchError."""
         value = self.held(token)
         if value is not None:
             return value
@@ -95,12 +96,14 @@ class ExchangedTokens:
                 raise FetchError(str(entry.error), code=entry.error.code)
             if len(self._under_way) >= MAX_UNDER_WAY:
                 raise FetchError(f"{MAX_UNDER_WAY} exchanges are under way: try again")
-            self._begin(entry, token)
+            if sum(each == caller for each in self._under_way.values()) >= MAX_OF_CALLER:
+                raise FetchError(f"{MAX_OF_CALLER} exchanges of this client are under way: try again")
+            self._begin(entry, token, caller)
         assert entry.task is not None
         await asyncio.shield(entry.task)
         if entry.value is None:
-            assert entry.error is not None
-            raise FetchError(str(entry.error), code=entry.error.code)
+            error = entry.error or FetchError("what was issued has expired")
+            raise FetchError(str(error), code=error.code)
         return entry.value
 
     def refused(self, token: CallerToken) -> None:
@@ -126,11 +129,11 @@ class ExchangedTokens:
             if len(self._entries) >= self._most or now >= max(entry.expires_at, entry.retry_at):
                 del self._entries[key]
 
-    def _begin(self, entry: _Entry, token: CallerToken) -> None:
+    def _begin(self, entry: _Entry, token: CallerToken, caller: str = "") -> None:
         if entry.task is None:
             entry.task = asyncio.get_running_loop().create_task(self._run(entry, token))
-            self._under_way.add(entry.task)
-            entry.task.add_done_callback(self._under_way.discard)
+            self._under_way[entry.task] = caller
+            entry.task.add_done_callback(self._under_way.__delitem__)
 
     async def _run(self, entry: _Entry, token: CallerToken) -> None:
         loop = asyncio.get_running_loop()

@@ -88,7 +88,7 @@ class TokenExchangeInjector(CredentialInjector):
 
     async def _exchanged(self, exchange: Exchange, token: CallerToken) -> LocalResponse | None:
         try:
-            value = await self._issued.issued(token)
+            value = await self._issued.issued(token, exchange.identity.key)
         except FetchError as error:
             detail = f"filter {self._name}: {error}"
             if error.code in OF_CALLER:

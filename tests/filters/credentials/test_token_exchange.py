@@ -377,10 +377,13 @@ async def test_the_table_is_bounded_and_keeps_those_that_are_waited_for(monkeypa
     idp.opened.set()
     await asyncio.gather(*waiting)
     assert len(idp.asked) == 7
-    monkeypatch.setattr(exchanged_tokens, "MAX_UNDER_WAY", 1)
+    monkeypatch.setattr(exchanged_tokens, "MAX_OF_CALLER", 1)
     idp.opened = asyncio.Event()
     one = asyncio.create_task(sent(filter_, of(caller("tok-h"))))
     await until(lambda: len(idp.asked) == 8)
+    again = caller("tok-h").replace(token=caller("tok-j").token)  # another token of the same client
+    assert "of this client are under way" in (await failed(filter_, again)).detail
+    monkeypatch.setattr(exchanged_tokens, "MAX_UNDER_WAY", 1)
     assert "exchanges are under way" in (await failed(filter_, caller("tok-i"))).detail
     idp.opened.set()
     await one
