@@ -46,6 +46,7 @@ class Reason(str, Enum):
     PLAINTEXT_CREDENTIAL = "plaintext_credential"
     CREDENTIAL_NOT_BOUND = "credential_not_bound"
     AUTHORIZATION_REQUIRED = "authorization_required"
+    CREDENTIAL_NOT_FOR_CALLER = "credential_not_for_caller"
     PLACEHOLDER_REQUIRED = "placeholder_required"
     PLACEHOLDER_MISPLACED = "placeholder_misplaced"
     FILTER_REJECTED = "filter_rejected"

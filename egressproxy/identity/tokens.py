@@ -19,7 +19,8 @@ import jwt
 from egressproxy.identity.credentials import Believed, CredentialRefused, UnknownKey, how_long
 from egressproxy.identity.key_sets import KeySet
 from egressproxy.ir.identity import TokenIssuerIR
-from egressproxy.model.caller_identity import CallerIdentity, namespace_in, service_account_name
+from egressproxy.model.caller_identity import CallerIdentity, CallerToken, namespace_in, service_account_name
+from egressproxy.model.secret import SecretBytes
 
 #: How far the clocks of issuer and gateway may be apart, in seconds.
 SKEW_S: Final = 30
@@ -38,9 +39,11 @@ _ACCOUNT_NAME: Final = re.compile(_ACCOUNT)
 
 
 class TokenVerifier:
-    """Verifies tokens of these issuers. `claims`: those that policies ask for. `trust_domain`: that of the listener."""
+    """Verifies tokens of these issuers. `claims`: those that policies ask for. `trust_domain`: that of the listener.
+    `exchanged_at`: the backends that may be sent tokens to exchange them, as "namespace/name".
+    """
 
-    __slots__ = ("_claims", "_issuers", "_own", "_skew_s")
+    __slots__ = ("_claims", "_exchanged_at", "_issuers", "_own", "_skew_s")
 
     def __init__(
         self,
@@ -48,11 +51,13 @@ class TokenVerifier:
         claims: Sequence[str] = (),
         trust_domain: str = "",
         skew_s: float = SKEW_S,
+        exchanged_at: Sequence[str] = (),
     ) -> None:
         self._own = trust_domain
         self._issuers = {each.issuer: each for each in issuers}
         self._claims = tuple(claims)
         self._skew_s = skew_s
+        self._exchanged_at = frozenset(exchanged_at)
 
     def verify(self, token: bytes, keys: Mapping[str, KeySet], now: float) -> Believed:
         """Whose token it is, until when (seconds since 1970, as `now`). `keys`: by issuer. Raises CredentialRefused."""
@@ -85,7 +90,10 @@ class TokenVerifier:
             raise UnknownKey(issuer.issuer, has_keys=bool(known))
         claims = self._claims_of(token, candidates, algorithm, issuer, now)
         ends = float(claims["exp"])
-        return Believed(self._identity(claims, issuer), ends + self._skew_s, issuer.issuer)
+        identity = self._identity(claims, issuer)
+        if self._exchanged_at:
+            identity = identity.replace(token=CallerToken(SecretBytes(token.encode()), self._exchanged_at))
+        return Believed(identity, ends + self._skew_s, issuer.issuer)
 
     def _claims_of(
         self, token: str, candidates: Sequence[Any], algorithm: str, issuer: TokenIssuerIR, now: float

@@ -77,7 +77,7 @@ class IdentityIR:
     passwords, of the Secret `users_of` ("namespace/name"). `claims` are the names of those that policies ask for, or
     that another gateway is told. `senders` say in a PROXY header whose a connection is. `trust_domain` is the
     listener's own, whose namespaces are written without it ("": it has no name). `api_keys` are those that count; None:
-    none are read.
+    none are read. `exchanged_at`: the backends ("namespace/name") that may be sent tokens.
     """
 
     is_required: bool = False
@@ -90,6 +90,7 @@ class IdentityIR:
     senders: tuple[IPv4Network | IPv6Network, ...] = ()
     trust_domain: str = ""
     api_keys: tuple[ApiKeyIR, ...] | None = None
+    exchanged_at: tuple[str, ...] = ()
 
     @property
     def takes_credentials(self) -> bool:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from egressproxy.model.key_grant import KeyGrant
+from egressproxy.model.secret import SecretBytes
 
 _IDENTITY_FIELDS: Final = (
     "namespace", "service_account", "origin_client", "origin_gateway", "name", "source", "groups", "claims",
-    "claims_read", "grant",
+    "claims_read", "grant", "token",
 )  # fmt: skip
+
+
+class CallerToken(NamedTuple):
+    """The verified token of a client. Only the backends `exchanged_at` ("namespace/name") may be sent its `value`."""
+
+    value: SecretBytes
+    exchanged_at: frozenset[str]
 
 
 class CallerIdentity:
@@ -17,17 +25,16 @@ class CallerIdentity:
 
     `namespace` and `service_account` are those of Kubernetes; a namespace of another trust domain than the listener's
     own is "NAMESPACE@DOMAIN" (`namespace_in`), so that it counts as no namespace of here. Of a client that another
-    gateway of ours serves and signs: `origin_client` is its address there, and `origin_gateway` that
-    Gateway.
+    gateway of ours serves and signs: `origin_client` is its address there, and `origin_gateway` that Gateway.
 
     `name` is the same for the same client at any time: "spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
     "system:serviceaccount:NAMESPACE:ACCOUNT" (as Kubernetes names it), "ISSUER#SUBJECT" of another token, or
     "NAMESPACE/SECRET#USER". `source` is the origin of the identity: "certificate", "token", "basic", "key", "address"
     or "gateway". `groups` and `claims` (name and value) come from a token; `claims` has only the names in
     `claims_read`, which may be missing in the token. None: there is no token. `grant` is that of the API key (None: it
-    is known by something else); two keys of one client are one identity.
+    is known by something else); two keys of one client are one identity. `token` is its own, if that may be exchanged.
 
-    These fields never change. `key` is one text for all of them but `grant`: equal identities have equal keys.
+    These fields never change. `key` is one text for all but `grant` and `token`: equal identities have equal keys.
 
     The other fields are caches of their writers: the entry in which the last request of this client was counted. The
     next request finds its entry here, without a lookup in memory that other clients have displaced from the processor's
@@ -37,7 +44,7 @@ class CallerIdentity:
     __slots__ = (
         "claims", "claims_read", "counted_beside", "counted_in", "grant", "groups", "key", "limit_at", "limit_key",
         "limit_number", "name", "namespace", "origin_client", "origin_gateway", "service_account", "source",
-        "variant_at", "variants_number",
+        "token", "variant_at", "variants_number",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +59,7 @@ class CallerIdentity:
         claims: tuple[tuple[str, str], ...] = (),
         claims_read: tuple[str, ...] | None = None,
         grant: KeyGrant | None = None,
+        token: CallerToken | None = None,
     ) -> None:
         self.namespace = namespace
         self.service_account = service_account
@@ -63,6 +71,7 @@ class CallerIdentity:
         self.claims = claims
         self.claims_read = claims_read
         self.grant = grant
+        self.token = token
         self.key = repr(
             (namespace, service_account, origin_client, origin_gateway, name, source, groups, claims, claims_read)
         )

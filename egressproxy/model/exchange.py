@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 class StateSlot(Generic[T]):
     """A place for one value in the state of each exchange: of a part of the gateway, or of one instance of a filter.
-
     `name` is for debugging alone: two filters of one type have two slots.
     """
 
@@ -77,6 +76,8 @@ LOGGED: Final[StateSlot[dict[str, Any]]] = StateSlot("logged")
 SENT_BODY: Final[StateSlot[bytes | None]] = StateSlot("sent body")
 #: Set for an approved request: the configuration in service may have changed since admission.
 WAITED: Final[StateSlot[bool]] = StateSlot("waited for a person")
+#: Set for a request with a credential that depends on who the caller is: what is answered is for that caller alone.
+CALLERS_OWN: Final[StateSlot[bool]] = StateSlot("credential of the caller")
 #: What filters have said about the backends of the rule.
 _CHOICE: Final[StateSlot[BackendChoice]] = StateSlot("backend choice")
 #: How many filters hold the exchange until a person has decided.

@@ -3,9 +3,8 @@
 A match usually costs 1 ns for each byte of the value. Where RE2 cannot cache its states, it costs up to about 5 ns for
 each byte and each instruction of the compiled program (measured). The size of a program is bounded here, and `work`
 says what a value may cost, so that the caller can bound the sum. Each byte is matched as one character, so that a value
-need not be valid text.
-Source of the match type: Gateway API HTTPPathMatch, HTTPHeaderMatch, HTTPQueryParamMatch, GRPCMethodMatch
-(RegularExpression is implementation-specific). Of the syntax: github.com/google/re2/wiki/Syntax.
+need not be valid text. Source of the match type: Gateway API HTTPPathMatch, HTTPHeaderMatch, HTTPQueryParamMatch,
+GRPCMethodMatch (RegularExpression is implementation-specific). Of the syntax: github.com/google/re2/wiki/Syntax.
 
 RE2 costs a process 2.6 MB, so it is imported with the first expression of a configuration.
 """

@@ -4,9 +4,8 @@ Precedence, continuing on ties (Gateway API, HTTPRouteSpec.hostnames, HTTPRouteR
 exact hostname, wildcard by longest suffix, any host; then exact path, regular expression (implementation-specific: here
 between the two), longest prefix (a gRPC method of any service comes behind all of them but `/`); a method; more header
 matches; more query matches; what was written before what was derived (a CORS preflight request for a method that a rule
-matches); the oldest route; namespace/name; the order in the route.
-Hostnames give *precedence*, not isolation: where no rule of the most specific hostname matches, the rules of
-the next one are tried.
+matches); the oldest route; namespace/name; the order in the route. Hostnames give *precedence*, not isolation: where no
+rule of the most specific hostname matches, the rules of the next one are tried.
 
 What is matched:
 

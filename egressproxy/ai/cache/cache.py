@@ -49,7 +49,7 @@ from egressproxy.filters.base import (
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.admin_requests import CachePurge
-from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.model.exchange import CALLERS_OWN, Exchange, StateSlot
 from egressproxy.model.fields import Fields, every_spelling, media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
@@ -394,6 +394,8 @@ class Cache(Filter):
 
     def _may_keep(self, exchange: Exchange, pending: _Pending) -> bool:
         """What the backend says of it holds, and what filters of its head have made of that."""
+        if self._config.share_tenants and CALLERS_OWN in exchange.state:
+            return False
         is_get = exchange.method == b"GET"
         is_authorized = b"authorization" in pending.fields
         head = exchange.response

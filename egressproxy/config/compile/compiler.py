@@ -19,6 +19,7 @@ from egressproxy.config.compile.backends.backend_status import backend_statuses,
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, as_backend_ref
+from egressproxy.config.compile.extensions.extension_faults import EXCHANGE_ENDPOINT
 from egressproxy.config.compile.extensions.filter_types import FilterTypes
 from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
@@ -43,7 +44,7 @@ from egressproxy.config.compile.listener_compiler import DENIED, ListenerCompile
 from egressproxy.config.compile.listener_filters import ListenerFilters
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
-from egressproxy.config.compile.policies.identity import expired_api_keys
+from egressproxy.config.compile.policies.identity import exchanged_at, expired_api_keys
 from egressproxy.config.compile.policies.layers import Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
@@ -235,6 +236,7 @@ class _Run:
 
     def _check_calls(self) -> None:
         """Note what is wrong with references to backends in the configs of extensions, wherever those run."""
+        takes_tokens = {name for policy in self._policies.objects for name in exchanged_at(policy)}
         for kind in BACKEND_KINDS:
             for backend in self._resources.of(kind):
                 if isinstance(backend, DestinationBackend):
@@ -245,6 +247,10 @@ class _Run:
                     self._backends.resolve(owner, as_backend_ref(ref))
                 except UnresolvedRef as unresolved:
                     self._extensions.faults[owner.key].note_backend(unresolved, where)
+                    continue
+                name = f"{self.references.namespace_of(owner, ref)}/{ref.name}"
+                if where.endswith(EXCHANGE_ENDPOINT) and name not in takes_tokens:
+                    self._extensions.faults[owner.key].note_token_endpoint(name, where)
         if self._extensions.named_backends:
             known = {each.full_name for kind in (*BACKEND_KINDS, Service) for each in self._resources.of(kind)}
             for key, where, name in self._extensions.named_backends:

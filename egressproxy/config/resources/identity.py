@@ -151,6 +151,11 @@ _TAKEN_FIELDS: Final = frozenset((
 ))  # fmt: skip
 
 
+_BackendName = Annotated[
+    str, Field(max_length=317, pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/)?[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$")
+]
+
+
 class TokenIdentity(Model):
     """A bearer token (JWT). Clients without bearer support send it as password:
     https_proxy=http://any:TOKEN@gateway.
@@ -163,6 +168,10 @@ class TokenIdentity(Model):
     forward_claims: Annotated[tuple[ClaimName, ...], Field(max_length=16)] = ()
     """Claims to forward to a parent with identityKeyRef, for the subjects of its policies, beside the claims in
     policies here. Groups are always forwarded.
+    """
+    exchange_at: Annotated[tuple[_BackendName, ...], Field(max_length=64)] = ()
+    """The only backends that may be sent the tokens of clients, to exchange them for others
+    (`tokenExchange` of a CredentialInjector): NAME in the policy's namespace, or NAMESPACE/NAME. Default: none.
     """
 
     @field_validator("header")

@@ -15,7 +15,7 @@ from egressproxy.filters.credentials.refresher import EARLY
 from egressproxy.filters.credentials.signing_key import AssertionKey
 from egressproxy.filters.credentials.token_config import Jwt
 from egressproxy.model.caller_identity import CallerIdentity
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import CALLERS_OWN, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
 
@@ -36,11 +36,12 @@ class CallerTokenInjector(CredentialInjector):
         self._is_ready = self._key is not None
         self._fixed = fixed_claims(self._jwt)
         self._of_caller = [(each.name, each.caller) for each in self._jwt.claims if each.caller]
-        #: By the key of the caller: the token, and until when it is sent (seconds of the monotonic clock).
+        #: By the claims of the caller: the token, and until when it is sent (seconds of the monotonic clock).
         self._tokens: dict[str, tuple[SecretBytes, float]] = {}
 
     def backend_request(self, exchange: Exchange) -> Awaitable[LocalResponse | None] | None:
         """As CredentialInjector. Raises Denied(FILTER_REJECTED, 403) for a caller of whom a claim is not known."""
+        exchange.keep(CALLERS_OWN, True)
         if self._key is not None:
             # What stands in the filter is of this request: nothing is waited for until it is sent.
             self._take(self._token(self._key, exchange).reveal())
@@ -51,10 +52,11 @@ class CallerTokenInjector(CredentialInjector):
         self._claims_of(exchange.identity)
 
     def _token(self, key: AssertionKey, exchange: Exchange) -> SecretBytes:
-        caller, now, config = exchange.identity.key, monotonic(), self._jwt
+        claims, now, config = self._claims_of(exchange.identity), monotonic(), self._jwt
+        caller = repr(claims)
         token, until = self._tokens.pop(caller, (None, 0.0))
         if token is None or now >= until:
-            claims = self._fixed | self._claims_of(exchange.identity)
+            claims = self._fixed | claims
             token = SecretBytes(key.sign(claims, config.lifetime_seconds, config.backdate_seconds).encode())
             until = now + config.lifetime_seconds * EARLY
             if len(self._tokens) >= MAX_CALLERS:

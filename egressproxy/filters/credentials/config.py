@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
+from egressproxy.filters.credentials.caller_config import CallerCredential, TokenExchange
 from egressproxy.filters.credentials.signature_config import Hmac, HttpSignature
 from egressproxy.filters.credentials.token_config import (
     Gcp,
@@ -176,6 +177,7 @@ SOURCES = (
     "file",
     "command",
     "oauth2",
+    "token_exchange",
     "jwt",
     "github_app",
     "vault",
@@ -186,12 +188,17 @@ SOURCES = (
 )
 #: Of these, what signs requests and has no value.
 SIGNATURES = ("aws", "hmac", "http_signature")
+#: Schemes that authenticate a connection, which other callers use, too (RFC 4559 section 6; MS-NTHT).
+_OF_CONNECTIONS = ("negotiate", "ntlm")
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialInjectorConfig(FilterConfig):
-    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `jwt`, `githubApp`, `vault`, `gcp`), and one
-    place (`header`, `query`, `basic`).
+    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `tokenExchange`, `jwt`, `githubApp`, `vault`,
+    `gcp`), and one place (`header`, `query`, `basic`).
+
+    `callers` are Secrets for some callers: the first entry that matches counts. All other
+    callers get the credential of the source, or are refused without a source.
 
     `env` is a variable of the gateway's environment. `file` starts at the folder of the manifest and stays inside.
     `header` or `query` names where the value goes; `{}` in `template` is replaced by it. Without a place it goes into
@@ -209,6 +216,7 @@ class CredentialInjectorConfig(FilterConfig):
     file: str = ""
     command: Command | None = None
     oauth2: OAuth2 | None = None
+    token_exchange: TokenExchange | None = None
     jwt: Jwt | None = None
     github_app: GithubApp | None = None
     vault: Vault | None = None
@@ -216,6 +224,7 @@ class CredentialInjectorConfig(FilterConfig):
     aws: Aws | None = None
     hmac: Hmac | None = None
     http_signature: HttpSignature | None = None
+    callers: Annotated[tuple[CallerCredential, ...], Within(max_length=256)] = ()
     header: FieldName | Literal[""] = ""
     query: Annotated[str, Within(pattern=r"^[A-Za-z0-9._~-]*$")] = ""
     basic: Basic | None = None
@@ -231,12 +240,12 @@ class CredentialInjectorConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         given = [name for name in SOURCES if getattr(self, name)]
-        if len(given) != 1:
+        if len(given) != 1 and (given or not self.callers):
             listed = ", ".join(f"`{spelling(name)}`" for name in SOURCES)
             raise ValueError(f"one source of the credential is needed: write one of {listed}")
         if sum(map(bool, (self.header, self.query, self.basic is not None))) > 1:
             raise ValueError("`header`, `query` and `basic` exclude each other: keep one of them")
-        signs = given[0] in SIGNATURES
+        signs = bool(given) and given[0] in SIGNATURES
         if signs and (
             self.header or self.query or self.basic or self.template or self.placeholder or self.scrub_responses
         ):
@@ -248,6 +257,16 @@ class CredentialInjectorConfig(FilterConfig):
                 "jwt",
                 "claims",
             )
+        if self.token_exchange is not None and (self.placeholder or self.scrub_responses):
+            why = "a token of the caller goes with neither `placeholder` nor `scrubResponses`: remove them"
+            raise FieldFault(why, "tokenExchange")
+        if self.callers and signs:
+            why = f"`callers` choose a value, and `{spelling(given[0])}` signs requests: keep one of them"
+            raise FieldFault(why, "callers")
+        is_of_caller = self.callers or self.token_exchange or (self.jwt is not None and self.jwt.is_of_caller)
+        if is_of_caller and self.template.lower().startswith(_OF_CONNECTIONS):
+            why = "this scheme authenticates the connection, which other callers use, too: write another one"
+            raise FieldFault(why, "template")
         if self.basic is not None and self.template:
             raise FieldFault("`basic` has a form of its own (RFC 7617): remove `template`", "template")
         # What is set here has to pass these checks again: a process that reads the IR makes the object anew.
@@ -293,3 +312,6 @@ def _inside(config: Any, path: str = "") -> Iterator[tuple[str, object]]:
         yield name, value
         if is_dataclass(value) and not isinstance(value, SecretRef | CalledBackendRef):
             yield from _inside(value, name + ".")
+        elif each.name == "callers":
+            for at, entry in enumerate(value):
+                yield from _inside(entry, f"{name}[{at}].")

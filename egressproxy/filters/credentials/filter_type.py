@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from egressproxy.filters.base import FilterContext, FilterType, Phase
 from egressproxy.filters.credentials.backend_credential import BackendCredential
 from egressproxy.filters.credentials.config import CredentialInjectorConfig, backend_refs, machine_field, secret_refs
 from egressproxy.filters.credentials.credential_injector import CredentialInjector
 
+if TYPE_CHECKING:  # for an annotation: few configurations have one
+    from egressproxy.filters.credentials.caller_credentials import CallerCredentials
 
-def _build(context: FilterContext) -> BackendCredential:
+
+def _build(context: FilterContext) -> BackendCredential | CallerCredentials:
+    if context.config.callers:
+        from egressproxy.filters.credentials.caller_credentials import CallerCredentials
+
+        return CallerCredentials(context, _build_one)
+    return _build_one(context)
+
+
+def _build_one(context: FilterContext) -> BackendCredential:
     if context.config.aws is not None:
         from egressproxy.filters.credentials.aws_injector import AwsInjector
 
@@ -21,6 +34,10 @@ def _build(context: FilterContext) -> BackendCredential:
         from egressproxy.filters.credentials.caller_token import CallerTokenInjector
 
         return CallerTokenInjector(context)
+    if context.config.token_exchange is not None:
+        from egressproxy.filters.credentials.token_exchange import TokenExchangeInjector
+
+        return TokenExchangeInjector(context)
     if not context.config.placeholder:
         return CredentialInjector(context)
     from egressproxy.filters.credentials.placeholder import PlaceholderInjector  # few configurations have one

@@ -15,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import quote_plus, urlparse
 
 from egressproxy.filters.base import FilterContext, UnusableReference
+from egressproxy.filters.credentials.caller_config import EndpointClient
 from egressproxy.filters.credentials.local_sources import read_file
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 from egressproxy.filters.credentials.signing_key import AssertionKey
@@ -40,7 +41,7 @@ def from_oauth2(context: FilterContext, config: OAuth2) -> Fetch:
     async def fetch() -> Fetched:
         asked = checked_call(call, allow_plaintext=config.token_endpoint.allow_plaintext)
         form = _grant(config, key)
-        fields = _authentication(config, key, secret, form)
+        fields = authentication(config, key, secret, form)
         answer = await ask_json(asked, config.token_endpoint.path, form=form, fields=fields)
         return token_of(answer, assumed_s=config.assumed_life_seconds)
 
@@ -64,8 +65,8 @@ def _grant(config: OAuth2, key: AssertionKey | None) -> list[tuple[str, str]]:
     return form
 
 
-def _authentication(
-    config: OAuth2, key: AssertionKey | None, secret: SecretBytes | None, form: list[tuple[str, str]]
+def authentication(
+    config: OAuth2 | EndpointClient, key: AssertionKey | None, secret: SecretBytes | None, form: list[tuple[str, str]]
 ) -> list[tuple[bytes, bytes]]:
     """The fields that authenticate the client; other methods add to the form."""
     method = config.authentication

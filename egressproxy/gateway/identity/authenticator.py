@@ -372,8 +372,9 @@ class Authenticator:
         elif _is_known(signed) and identity.grant is not None:
             exchange.identity = signed.replace(grant=identity.grant)  # the key is for its routes, whoever asks
         elif not _is_known(signed) and _is_known(identity):
+            # The token is that of the other gateway, and the request that of one of its clients.
             exchange.identity = identity.replace(
-                origin_client=signed.origin_client, origin_gateway=signed.origin_gateway
+                origin_client=signed.origin_client, origin_gateway=signed.origin_gateway, token=None
             )
 
     def _demand(self, exchange: Exchange) -> None:

@@ -102,7 +102,7 @@ class _Verifier:
             from egressproxy.identity.key_sets import read_key_set  # here: few listeners take tokens
             from egressproxy.identity.tokens import TokenVerifier
 
-            self._of_token = TokenVerifier(spec.issuers, spec.claims, spec.trust_domain)
+            self._of_token = TokenVerifier(spec.issuers, spec.claims, spec.trust_domain, exchanged_at=spec.exchanged_at)
             self._keys |= {each.issuer: read_key_set(each.key_set) for each in spec.issuers if each.key_set}
         if spec.users:
             from egressproxy.identity.passwords import PasswordVerifier

@@ -46,6 +46,7 @@ JUDGED = frozenset(
         Reason.PLAINTEXT_CREDENTIAL,
         Reason.CREDENTIAL_NOT_BOUND,
         Reason.AUTHORIZATION_REQUIRED,
+        Reason.CREDENTIAL_NOT_FOR_CALLER,
         Reason.PLACEHOLDER_REQUIRED,
         Reason.PLACEHOLDER_MISPLACED,
         Reason.SNI_MISMATCH,

@@ -35,6 +35,8 @@ _ON_DEMAND: Final = (
     "egressproxy.filters.credentials.aws_injector",
     "egressproxy.filters.credentials.caller_token",
     "egressproxy.filters.credentials.request_signer",
+    "egressproxy.filters.credentials.caller_credentials",
+    "egressproxy.filters.credentials.token_exchange",
     "egressproxy.identity.key_sets",
     "egressproxy.net.tls_contexts.verify_callbacks",
 )

@@ -26,13 +26,7 @@ from egressproxy.protocols.http1.downstream_states import (
 )
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.request_connection import RequestConnection, RequestHandler
-from egressproxy.protocols.http1.writer import (
-    CONTINUE,
-    TUNNEL_ESTABLISHED,
-    answer_bytes,
-    interim_bytes,
-    response_bytes,
-)
+from egressproxy.protocols.http1.writer import CONTINUE, TUNNEL_ESTABLISHED, answer_bytes, interim_bytes, response_bytes
 
 #: Seconds, and bytes, for which a client is read after our last response, so that it gets the response instead of a
 #: reset.

@@ -62,8 +62,7 @@ _HOP_NAMES: Final = rb"(?=[cehkptuvxCEHKPTUVX])" + any_case(_HOP_FIELDS)
 _HOP: Final = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 
 #: Spellings with an underscore that some origins read as the field with a hyphen. Other underscores pass: real clients
-#: use them.
-#: Possessive: a name of 60,000 underscores that turns out to be another is looked at once.
+#: use them. Possessive: a name of 60,000 underscores that turns out to be another is looked at once.
 _TWINS: Final = re.compile(
     rb"\r\n(?=[0-9A-Za-z-]*_)(?:authorization|connection|host|cookie|(?:proxy[-_])?authorization|"
     rb"transfer[-_]encoding|content[-_](?:length|type|encoding)|proxy[-_]connection|keep[-_]alive|http2[-_]settings|"

@@ -31,7 +31,7 @@ from egressproxy.filters.credentials.backend_credential import (
 from egressproxy.filters.credentials.config import Binding
 from egressproxy.filters.credentials.oauth2 import secret_of
 from egressproxy.filters.credentials.refresher import Fetched, FetchError, Refresher
-from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.model.exchange import CALLERS_OWN, Exchange, StateSlot
 from egressproxy.model.fields import CREDENTIAL_FIELDS
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
@@ -217,6 +217,7 @@ class CallerToken(TokenFilter):
             return self._serve(exchange)
         self._check(exchange)
         caller = self._caller(exchange)
+        exchange.keep(CALLERS_OWN, True)
         try:
             found = self._tokens.held(caller)
         except FetchError as error:

@@ -23,6 +23,8 @@ from egressproxy.model.secret import SecretBytes
 
 #: The types whose Secret becomes part of a field line, where a line break would start another one.
 INJECTOR: Final = "egressproxy.io/CredentialInjector:"
+#: The end of the path of its field for the backend that is sent tokens of clients.
+EXCHANGE_ENDPOINT: Final = ".tokenExchange.tokenEndpoint.backendRef"
 #: Trailing whitespace of a Secret, which the injector strips.
 _SPACE: Final = b" \t\r\n"
 
@@ -61,6 +63,11 @@ class ExtensionFaults:
     def note_backend(self, unresolved: UnresolvedRef, path: str) -> None:
         """A backend that a filter cannot call; `path` is its field."""
         self.unresolved[unresolved.reason, f"{path}: {unresolved.with_hint}; filters that call the backend fail"] = None
+
+    def note_token_endpoint(self, name: str, path: str) -> None:
+        """A token endpoint that no policy lets have the tokens of clients; `path` is its field."""
+        sentence = f"{path}: no policy names {name} in identity.token.exchangeAt, so that requests are refused"
+        self.unresolved["RefNotPermitted", sentence] = None
 
     def note_name(self, name: str, path: str) -> None:
         """A missing backend that a filter chooses or excludes; `path` is its field."""
@@ -153,7 +160,11 @@ def _kind(name: str) -> str:
 def _field_of(config: Any, ref: object) -> str:
     """The field of a config that holds this reference, as in `basic.usernameRef` and `secrets[0]`; "" for none."""
     if isinstance(config, tuple):
-        return next((f"[{index}]" for index, each in enumerate(config) if each is ref), "")
+        for index, each in enumerate(config):
+            inner = "" if each is ref else _field_of(each, ref)
+            if each is ref or inner:
+                return f"[{index}].{inner}" if inner else f"[{index}]"
+        return ""
     if not is_dataclass(config):
         return ""
     for each in fields(config):

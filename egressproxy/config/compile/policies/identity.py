@@ -84,7 +84,15 @@ def read_identity(
         senders=senders.from_ if senders is not None else (),
         trust_domain=own_trust_domain(_written(chosen, "certificate"), token),
         api_keys=api_keys,
+        exchanged_at=exchanged_at(chosen["token"]) if token is not None else (),
     )
+
+
+def exchanged_at(policy: EgressPolicy) -> tuple[str, ...]:
+    """The backends ("namespace/name") that the policy lets have tokens of clients."""
+    token = policy.spec.identity.token if policy.spec.identity is not None else None
+    names = token.exchange_at if token is not None else ()
+    return tuple(sorted({each if "/" in each else f"{policy.namespace}/{each}" for each in names}))
 
 
 def _written(chosen: Mapping[str, EgressPolicy], section: str) -> Any:

@@ -315,3 +315,27 @@ def test_a_secret_that_is_missing_is_told_with_its_own_field():
     told = of_object(made, "Backend", "default/plain", "ResolvedRefs")
     assert told[:2] == ("False", "SecretNotFound")
     assert told[2].startswith("spec.extensions[0].config.basic.usernameRef: missing")
+
+
+def test_a_secret_of_some_callers_is_told_with_its_entry_and_needs_a_grant():
+    some = "{subjects: [{namespace: a}], secretRef: {name: key}}"
+    for ref, reason in (("{name: gone}", "SecretNotFound"), ("{name: key, namespace: other}", "RefNotPermitted")):
+        callers = f"callers: [{some}, {{subjects: [{{group: b}}], secretRef: {ref}}}]"
+        made = compiled(REVERSE, ROUTE, SECRET, injecting(callers))
+        told = of_object(made, "Backend", "default/plain", "ResolvedRefs")
+        assert told[:2] == ("False", reason)
+        assert told[2].startswith("spec.extensions[0].config.callers[1].secretRef: ")
+        (found,) = rule(made).backends[0].extensions
+        assert dict(found.secrets).keys() == {"key/"}
+
+
+@pytest.mark.parametrize(("at", "is_named"), [("[plain]", True), ("[other/plain]", False), ("[]", False)])
+def test_a_token_endpoint_that_no_policy_names_is_told(at: str, is_named: bool):
+    ref = "{group: egressproxy.io, kind: Backend, name: plain}"
+    exchange = f"tokenExchange: {{tokenEndpoint: {{backendRef: {ref}}}, audience: [a]}}"
+    issuer = "{issuer: a, audiences: [b], jwksURI: 'https://a.example/keys'}"
+    theirs = policy(f"identity: {{token: {{issuers: [{issuer}], exchangeAt: {at}}}}}")
+    told = of_object(compiled(REVERSE, ROUTE, injecting(exchange), theirs), "Backend", "default/plain", "ResolvedRefs")
+    where = "spec.extensions[0].config.tokenExchange.tokenEndpoint.backendRef"
+    assert told[0] == str(is_named)
+    assert (f"{where}: no policy names default/plain in identity.token.exchangeAt" in told[2]) is not is_named

@@ -244,6 +244,12 @@ def test_the_claims_that_subjects_ask_for_are_read():
     assert identity(tokens(), keys(ISSUER.jwks())).claims == ()
 
 
+def test_tokens_are_exchanged_at_backends_of_the_policys_namespace_and_at_none_by_default():
+    written = tokens().replace("token: {", "token: {exchangeAt: [idp, sso/idp, default/idp], ")
+    assert identity(written, keys(ISSUER.jwks())).exchanged_at == ("default/idp", "sso/idp")
+    assert identity(tokens(), keys(ISSUER.jwks())).exchanged_at == ()
+
+
 def test_the_more_specific_policy_has_the_whole_section():
     one = tokens()
     other = policy("identity: {required: false}", policy_name="a-other")

@@ -1,0 +1,219 @@
+"""Tokens that clients show, exchanged on the way to a backend; and credentials by who the client is."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Address
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+
+from egressproxy.filters.credentials import token_exchange
+from egressproxy.gateway.identity.authenticator import Authenticator
+from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Checks
+from egressproxy.ir.identity import IdentityIR
+from egressproxy.model.caller_identity import CallerIdentity, CallerToken
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.secret import SecretBytes
+from tests.gateway.conftest import Start
+from tests.gateway.kit import ESTABLISHED, OK, SHARED, connect, forward, reverse
+from tests.support import manifests as m
+from tests.support.conversation import Conversation, Peer
+from tests.support.manifests import Manifest
+from tests.support.tokens import TokenIssuer
+
+CLUSTER = TokenIssuer()
+ROBOT, OTHER = CLUSTER.token(), CLUSTER.token("system:serviceaccount:team:other")
+IDP = {"group": m.OURS, "kind": "Backend", "name": "idp"}
+EXCHANGE = {
+    "tokenEndpoint": {"backendRef": IDP}, "clientId": "gw",
+    "clientSecretRef": {"name": "idp"}, "audience": ["api"],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_memory(monkeypatch: pytest.MonkeyPatch):
+    """What is said in memory is not over TLS; tests/e2e/test_token_exchange.py has that."""
+    monkeypatch.setattr(token_exchange, "checked_call", lambda call, allow_plaintext: call)
+
+
+def injecting(**config: Any) -> Manifest:
+    extension = {
+        "name": "inject", "type": "egressproxy.io/CredentialInjector:v1", "config": {"allowPlaintext": True, **config},
+    }  # fmt: skip
+    return m.backend("api", "api.example", 80, extensions=[extension])
+
+
+def objects(backend: Manifest, *more: Manifest, at: tuple[str, ...] = ("idp",), **rule: Any) -> list[Manifest]:
+    identity = {"token": {"issuers": [CLUSTER.written], "exchangeAt": list(at)}}
+    return [
+        *reverse(m.prefix_rule("/", "api", **rule), identity=identity, traffic=SHARED), CLUSTER.config_map, backend,
+        m.backend("idp", "idp.example", 80), m.secret("idp", {"token": "CLIENT-SECRET"}), *more,
+    ]  # fmt: skip
+
+
+def get(token: str, path: bytes = b"/") -> bytes:
+    return b"GET %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n\r\n" % (path, token.encode())
+
+
+def exchanged(talk: Conversation, token: str, value: str, *, is_new: bool = True) -> None:
+    """The token endpoint is asked with this token, and issues that value."""
+    idp = talk.dialled("idp.example", 80) if is_new else talk.origins[1]
+    head, body = idp.take(rb"(POST /token .*?)\r\n\r\n(.+)").groups()
+    assert f"content-length: {len(body)}".encode() in head.lower()
+    assert dict(parse_qsl(body.decode())) == {
+        "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange", "audience": "api", "subject_token": token,
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+    }  # fmt: skip
+    answer = {
+        "access_token": value, "issued_token_type": "urn:ietf:params:oauth:token-type:access_token",
+        "token_type": "Bearer", "expires_in": 600,
+    }  # fmt: skip
+    said = json.dumps(answer).encode()
+    idp >> b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said)
+
+
+def served(talk: Conversation, api: Peer, value: str) -> None:
+    head = api.take(rb"\AGET .*?\r\n\r\n")[0]
+    assert head.count(b"uthorization: ") == 1
+    assert f"Authorization: Bearer {value}\r\n".encode() in head
+    for token in (ROBOT, OTHER):
+        assert token.rpartition(".")[2].encode() not in head
+    api >> OK
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\nhi")
+
+
+def refused(talk: Conversation, status: int, reason: str) -> dict[str, Any]:
+    got, *_ = talk.client.answer()
+    record = talk.record()
+    assert (got, record["reason"]) == (status, reason)
+    for secret in (ROBOT, OTHER, "CLIENT-SECRET", "issued"):
+        assert secret not in str(talk.log.lines)
+    return record
+
+
+def test_each_caller_gets_what_is_issued_for_its_own_token(converse: Start):
+    talk = converse(objects(injecting(tokenExchange=EXCHANGE)))
+    talk.client >> get(ROBOT)
+    api = talk.dialled("api.example", 80)
+    exchanged(talk, ROBOT, "issued-robot")
+    served(talk, api, "issued-robot")
+    talk.client >> get(OTHER)  # on the same connections, of the client and to the backend
+    exchanged(talk, OTHER, "issued-other", is_new=False)
+    served(talk, api, "issued-other")
+    for token, value in ((ROBOT, "issued-robot"), (OTHER, "issued-other")):
+        talk.client >> get(token)
+        served(talk, api, value)
+    assert len(talk.origins) == 2
+
+
+def test_the_check_of_the_caller_comes_before_what_is_kept(converse: Start):
+    written = objects(injecting(tokenExchange=EXCHANGE))
+    talk = converse(written)
+    talk.client >> get(ROBOT)
+    api = talk.dialled("api.example", 80)
+    exchanged(talk, ROBOT, "issued")
+    served(talk, api, "issued")
+    talk.reload([TokenIssuer().config_map if each == CLUSTER.config_map else each for each in written])
+    talk.client >> get(ROBOT)  # its key was withdrawn
+    refused(talk, 401, "credentials_refused")
+
+
+@pytest.mark.parametrize("at", [(), ("other", "team/idp")])
+def test_a_backend_that_the_policy_does_not_name_gets_no_token(converse: Start, at: tuple[str, ...]):
+    """Who may write a Backend could else have the tokens of all clients sent to a server of his own."""
+    talk = converse(objects(injecting(tokenExchange=EXCHANGE), at=at))
+    talk.client >> get(ROBOT)
+    talk.dialled("api.example", 80)
+    refused(talk, 403, "credential_not_for_caller")
+    assert [each.received for each in talk.origins] == [b""]
+
+
+def test_without_a_token_nothing_goes_upstream(converse: Start):
+    talk = converse(objects(injecting(tokenExchange=EXCHANGE)))
+    talk.client >> get(ROBOT)
+    api, idp = talk.dialled("api.example", 80), talk.dialled("idp.example", 80)
+    idp.take(rb"POST .*")
+    idp >> b"HTTP/1.1 302 Found\r\nLocation: http://api.example/\r\nContent-Length: 0\r\n\r\n"
+    record = refused(talk, 502, "credential_missing")
+    assert "answered with 302 for a token" in record["detail"]
+    assert api.received == b""
+
+
+def test_an_endpoint_on_an_internal_address_is_not_asked(converse: Start):
+    talk = converse(objects(injecting(tokenExchange=EXCHANGE)))
+    talk.names.zone["idp.example"] = (IPv4Address("10.0.0.1"),)
+    talk.client >> get(ROBOT)
+    talk.dialled("api.example", 80)
+    record = refused(talk, 502, "credential_missing")
+    assert "idp" in record["detail"]
+    assert talk.pending_dial() is None
+
+
+def test_a_retry_and_a_mirror_have_what_is_the_callers(converse: Start):
+    retry = {"codes": [503], "attempts": 1, "backoff": "0s"}
+    copy = m.backend("copy", "copy.example", 80)
+    ref = {"group": m.OURS, "kind": "Backend", "name": "copy"}
+    mirror = {"type": "RequestMirror", "requestMirror": {"backendRef": ref}}
+    talk = converse(objects(injecting(tokenExchange=EXCHANGE), copy, retry=retry, filters=[mirror]))
+    talk.client >> get(ROBOT)
+    api = talk.dialled("api.example", 80)
+    exchanged(talk, ROBOT, "issued")
+    mirrored = talk.dialled("copy.example", 80)
+    assert b"uthorization" not in mirrored.take(rb"GET .*?\r\n\r\n")[0]
+    assert b"Bearer issued\r\n" in api.take(rb"\AGET .*?\r\n\r\n")[0]
+    api >> b"HTTP/1.1 503 Down\r\nContent-Length: 0\r\n\r\n"
+    served(talk, api, "issued")
+
+
+def test_credentials_by_caller_and_the_answers_that_are_kept(converse: Start):
+    """With `shareTenants` of Cache, too, an answer to one caller's credential is not another's."""
+    callers = [
+        {"subjects": [{"namespace": "team", "serviceAccount": "robot"}], "secretRef": {"name": "key-robot"}},
+        {"subjects": [{"namespace": "team"}], "secretRef": {"name": "key-team"}},
+    ]
+    secrets = [m.secret(f"key-{name}", {"token": f"KEY-{name}"}) for name in ("robot", "team")]
+    cache = {
+        "name": "cache", "type": "egressproxy.io/Cache:v1", "phase": "request-headers", "priority": 1000,
+        "config": {"shareTenants": True},
+    }  # fmt: skip
+    kept = m.policy(name="kept", extensions=[cache])
+    talk = converse(objects(injecting(callers=callers), *secrets, kept))
+    api = None
+    for token, value in ((ROBOT, "KEY-robot"), (OTHER, "KEY-team"), (ROBOT, "KEY-robot")):
+        talk.client >> get(token)
+        api = api or talk.dialled("api.example", 80)
+        served(talk, api, value)
+    talk.client >> get(CLUSTER.token("system:serviceaccount:elsewhere:robot"))
+    refused(talk, 403, "credential_not_for_caller")
+
+
+def test_a_request_in_a_tunnel_has_the_token_that_has_opened_it(converse: Start):
+    identity = {"token": {"issuers": [CLUSTER.written], "exchangeAt": ["idp"]}}
+    talk = converse(
+        [
+            *forward(CLUSTER.config_map, allow=("api.example",), identity=identity),
+            m.backend("idp", "idp.example", 80),
+            injecting(tokenExchange=EXCHANGE), m.secret("idp", {"token": "CLIENT-SECRET"}),
+            m.http_route("r", m.prefix_rule("/", "api"), hostnames=["api.example"]),
+        ]
+    )  # fmt: skip
+    shown = b"\r\nProxy-Authorization: Bearer %b\r\n\r\n" % ROBOT.encode()
+    talk.client >> connect("api.example:80").replace(b"\r\n\r\n", shown)
+    talk.client << ESTABLISHED
+    talk.client >> b"GET / HTTP/1.1\r\nHost: api.example\r\nAuthorization: Bearer theirs\r\n\r\n"
+    api = talk.dialled("api.example", 80)
+    exchanged(talk, ROBOT, "issued")
+    served(talk, api, "issued")
+
+
+def test_another_gateways_token_is_not_that_of_its_clients():
+    """A client that the other gateway does not know counts as that gateway, and has no token of its own."""
+    known = CallerIdentity(name="x", source="token", token=CallerToken(SecretBytes(b"t"), frozenset(("agents/idp",))))
+    signed = CallerIdentity(source="gateway", origin_client="10.0.0.1", origin_gateway="a/gw")
+    exchange = Exchange("1.2.3.4:5", "g", "l", 0.0, signed)
+    checked = CheckedCredentials(Checks(), None)
+    Authenticator(IdentityIR(), checked, is_forward=True)._tell(exchange, known)
+    assert exchange.identity.name == "x"
+    assert exchange.identity.token is None
