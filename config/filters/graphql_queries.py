@@ -72,7 +72,7 @@ class GraphqlQueries(Filter):
         if b"?" in x.request.path or x.request.body == 0:
             raise Rejected("send the query in the body, as JSON")
         fields = x.request.fields
-        kinds = fields.get_all(b"content-type") + fields.get_all(b"content_type")  # some servers read both as one
+        kinds = fields.get_all(b"content-type") + fields.get_all(b"content_type")  # WSGI joins them
         if len(kinds) != 1 or not JSON.fullmatch(kinds[0]):
             raise Rejected("send the query as application/json, in UTF-8", status=415)
 
