@@ -71,7 +71,8 @@ class GraphqlQueries(Filter):
     def request_headers(self, x: Exchange) -> None:
         if b"?" in x.request.path or x.request.body == 0:
             raise Rejected("send the query in the body, as JSON")
-        kinds = x.request.fields.get_all(b"content-type")
+        fields = x.request.fields
+        kinds = fields.get_all(b"content-type") + fields.get_all(b"content_type")  # WSGI joins them
         if len(kinds) != 1 or not JSON.fullmatch(kinds[0]):
             raise Rejected("send the query as application/json, in UTF-8", status=415)
 

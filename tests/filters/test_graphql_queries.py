@@ -106,5 +106,7 @@ def test_a_query_in_the_url_is_refused(harness: FilterHarness):
 def test_json_that_says_something_else_as_another_type_is_refused(harness: FilterHarness, kind: str):
     body = of("{ a } #&query=mutation{b}&")
     assert asked(harness, body, kind=kind).status == 415
+    both = {"Content-Type": "application/json", "Content_Type": kind}
+    assert harness.run(exchange("POST", "https://a.example/graphql", both), request_body=body).status == 415
     for plain in ("application/json", 'Application/JSON;charset="UTF-8"'):
         assert asked(harness, body, kind=plain).error is None

@@ -186,7 +186,7 @@ def test_no_list_of_tools_keeps_the_loop(tools: list[tuple[str, Any]]):
     def judging() -> Work[None]:
         pins = ToolPins(config, context)
         for tool in listed:
-            yield from pins.judging(tool, "agents/a", None)
+            yield from pins.judging(tool, "agents/a", None, set())
 
     assert longest_part(judging, MOST) < MOST
 

@@ -381,16 +381,20 @@ class Cache(Filter):
         return digest(parts)
 
     def _client(self, exchange: Exchange) -> tuple[bytes, ...]:
-        """Whose answers these are; without an identity also the address: several may hold one credential."""
+        """Whose answers these are; without an identity also the address: several may hold one credential. An API key
+        for some models shares with keys for the same ones: the filter that compares them may run behind this one.
+        """
         identity, address = exchange.identity, ""
         is_client_named = is_named(identity)
+        grant = identity.grant
+        models = tuple(each.encode() for each in grant.models or ()) if grant is not None else ()
         if self._config.share_tenants and is_client_named:
-            return b"known", b""
+            return b"known", b"", *models
         if not (self._config.share_anonymous or is_client_named):
             # Behind another gateway of ours all clients come from the address of that.
             address = client_of(exchange) if identity.origin_client == "-" else identity.origin_client
         names = identity.namespace, identity.service_account, identity.origin_gateway, identity.name, address
-        return tuple(name.encode() for name in names)
+        return *(name.encode() for name in names), *models
 
     def _may_keep(self, exchange: Exchange, pending: _Pending) -> bool:
         """What the backend says of it holds, and what filters of its head have made of that."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from egressproxy.ai.apis.member_names import finding_rpc_fault
 from egressproxy.ai.apis.message import SCANNED_AT_ONCE, JsonMessage
-from egressproxy.ai.filters.access_rules import AccessRule, AccessRules, Rule, asked_request, refusals
+from egressproxy.ai.filters.access_rules import MAX_BATCH, AccessRule, AccessRules, Rule, asked_request, refusals
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.base import (
     BodyMode,
@@ -36,8 +36,6 @@ from egressproxy.net.cooperative import run
 #: What the conformance tests of kube-agentic-networking ask of an error of JSON-RPC.
 FORBIDDEN: Final = 403
 _FORBIDDEN_MESSAGE: Final = "Access to this tool is forbidden."
-#: The most messages of a batch.
-MAX_BATCH: Final = 50
 _JSON: Final = ((b"Content-Type", b"application/json"),)
 
 
@@ -80,6 +78,7 @@ class AccessPolicy(Filter):
             "egress_access_decisions", "Requests and messages that AccessPolicy has judged.", ("rule", "decision")
         )
         self.max_buffer_bytes = MAX_BUFFERED_BYTES
+        self._has_cel = any(rule.cel for rule in config.rules or ())
         looks = self._rules.looks_at_messages and not self._delegates
         if context.phase is Phase.BACKEND_REQUEST:
             self.needs_body = looks
@@ -104,7 +103,7 @@ class AccessPolicy(Filter):
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
         """Returns an error of JSON-RPC for messages that no rule allows. Raises Rejected for another body."""
         left = exchange.take(self._left) or []
-        return run(self._judged_body(exchange, data, left), is_long=len(data) > SCANNED_AT_ONCE)
+        return run(self._judged_body(exchange, data, left), is_long=self._is_long(data))
 
     # --- backends ------------------------------------------------------------------------------------------------
     def connect(self, exchange: Exchange) -> None:
@@ -119,7 +118,11 @@ class AccessPolicy(Filter):
         data = exchange.body
         if data is None or b"content-encoding" in exchange.request.fields:
             raise self._refusal("the body cannot be looked at")
-        return run(self._judged_attempt(exchange, data, left), is_long=len(data) > SCANNED_AT_ONCE)
+        return run(self._judged_attempt(exchange, data, left), is_long=self._is_long(data))
+
+    def _is_long(self, data: bytes) -> bool:
+        """Expressions may take milliseconds for each message."""
+        return len(data) > SCANNED_AT_ONCE or (self._has_cel and data.lstrip()[:1] == b"[")
 
     # --- explain -------------------------------------------------------------------------------------------------
     def forecast(self, exchange: Exchange) -> None:
@@ -176,7 +179,10 @@ class AccessPolicy(Filter):
         messages = value if is_batch else [value]
         if not messages or len(messages) > MAX_BATCH:
             raise self._refusal(f"a batch has from one to {MAX_BATCH} messages")
-        found = list(refusals(left, messages, asked_request(exchange)))
+        asked, found = asked_request(exchange), list[tuple[str, str]]()
+        for each in refusals(left, messages, asked):
+            found.append(each)
+            yield
         for rule, why in found:
             self._decisions.add(1, rule or "-", "denied" if why else "allowed")
         denied = next((why for _, why in found if why), "")

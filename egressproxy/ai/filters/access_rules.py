@@ -25,6 +25,9 @@ from egressproxy.model.strict_json import Unreadable
 from egressproxy.model.work import at_once
 from egressproxy.routing.table import HttpTable, unreserved
 
+#: The most messages of a batch, and for how many of them expressions are asked without a pause.
+MAX_BATCH: Final = 50
+MAX_AT_ONCE: Final = 2
 _TOOL_CALL: Final = "tools/call"
 #: Source: MCPBaseProtocolMethodsOption.
 _BASE_METHODS: Final = frozenset(("initialize", "ping", "tools/list"))
@@ -121,6 +124,11 @@ class Rule:
         self._methods = frozenset(method.upper().encode() for method in rule.methods)
         self._field_names = frozenset(each.name.lower().encode() for each in rule.headers)
         self._spellings = every_spelling(tuple(sorted({each.name for each in rule.headers})))
+
+    @property
+    def has_cel(self) -> bool:
+        """Whether an expression is asked, which may take milliseconds."""
+        return self._cel is not None
 
     def is_from(self, identity: CallerIdentity) -> bool:
         """Whether the client is one of the rule's. An unknown client is one where the rule is for any."""
@@ -232,8 +240,11 @@ class AccessRules:
             return True
         if rpc_fault(value):
             return True
+        messages = value if type(value) is list else [value]
+        if len(messages) > (MAX_AT_ONCE if any(rule.has_cel for rule in left) else MAX_BATCH):
+            return True
         asked = asked_request(exchange)
-        return any(_may_match(rule, message, asked) for message in _listed(value) for rule in left)
+        return any(_may_match(rule, message, asked) for message in messages for rule in left)
 
 
 def _lines(found: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
@@ -246,10 +257,6 @@ def _lines(found: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
 def has_messages(exchange: Exchange) -> bool:
     """Whether a body follows that can be looked at."""
     return not (exchange.is_tunnel or exchange.request.upgrade or exchange.request.body == 0)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if type(value) is list else [value]
 
 
 def _may_match(rule: Rule, message: Any, asked: AskedRequest) -> bool:

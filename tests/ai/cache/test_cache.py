@@ -13,6 +13,7 @@ from egressproxy.filters.testing import FilterHarness, exchange, response
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.model.exchange import LOGGED
+from egressproxy.model.key_grant import KeyGrant
 
 CHAT = "https://api.example.com/v1/chat/completions"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -55,6 +56,22 @@ def test_the_same_request_is_answered_with_the_same_answer():
     assert result.response_body == ANSWER
     assert result.response.fields.get(b"content-type") == b"application/json"
     assert result.response.fields.get(b"age") == b"0"
+
+
+@pytest.mark.parametrize("config", [{}, {"shareTenants": True}])
+def test_api_keys_for_other_models_share_no_answer(config):
+    """The ModelPolicy that compares them may be one of the route, behind the Cache of a Gateway."""
+    harness = cache(**config)
+
+    def of_key(*models):
+        made = post()
+        grant = KeyGrant("agents/keys#ci", b"d", models=models or None)
+        made.identity = CallerIdentity(name="agents/keys#ci", source="key", grant=grant)
+        return made
+
+    assert [is_hit(ask(harness, of_key(*each))) for each in ((), (), ("m",), ("m",), ("o9",))] == [
+        False, True, False, True, False,
+    ]  # fmt: skip
 
 
 def test_members_in_another_order_and_blanks_are_the_same_request():
