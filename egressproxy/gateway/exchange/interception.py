@@ -76,13 +76,14 @@ async def intercept(
     else:
         fault = await verified(exchange, client, authority)
     client.state.check_open()
+    certificate_cache.check_in_force()
     if not exchange.status:
         client.accept_tunnel()
         exchange.status, exchange.first_byte_at = 200, monotonic()
     tunnel = OpenedTunnel(authority, b"https", fault)
     results = accounting.metrics.interceptions.results
     try:
-        if await end_tls(context, accounting, exchange, client, tunnel):
+        if await end_tls(context, accounting, exchange, client, tunnel, certificate_cache):
             results["ok"] += 1
         else:
             results["unused"] += 1
@@ -159,7 +160,12 @@ def as_fault(error: GatewayError) -> GatewayError:
 
 
 async def end_tls(
-    context: ssl.SSLContext, accounting: Accounting, exchange: Exchange, client: Client, tunnel: OpenedTunnel
+    context: ssl.SSLContext,
+    accounting: Accounting,
+    exchange: Exchange,
+    client: Client,
+    tunnel: OpenedTunnel,
+    certificate_cache: CertificateCache,
 ) -> bool:
     """The handshake with the client. Returns when it has said something inside; False where it leaves before, as
     libraries do that verify behind the handshake. Raises Denied, ClientGone, BadRequest (CLIENT_TIMEOUT).
@@ -167,7 +173,7 @@ async def end_tls(
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bool] = loop.create_future()
     rest = client.detach()
-    tls = OpenedTls(context, accounting, exchange, client, tunnel, done)
+    tls = OpenedTls(context, accounting, exchange, client, tunnel, certificate_cache, done)
     timer = loop.call_later(client.listener.timeouts.tls_handshake_s or 60.0, tls.abort_handshake)
     parked = PendingProtocol()
     parked.transport = client.transport
@@ -196,6 +202,7 @@ class OpenedTls(ServedTls):
         exchange: Exchange,
         outer: Client,
         tunnel: OpenedTunnel,
+        certificate_cache: CertificateCache,
         begun: asyncio.Future[bool],
     ) -> None:
         self._outer: Client | None = outer
@@ -203,6 +210,7 @@ class OpenedTls(ServedTls):
         self._series = exchange.series
         self._give_slot_back: Callable[[], None] | None = None  # the place of the tunnel, from the handshake on
         self._tunnel = tunnel
+        self._certificate_cache = certificate_cache
         client = ClientConnection(outer.request_handler, outer.wheel, outer.state)
         client.tunnel = tunnel
         copy_identity(client, outer)
@@ -222,13 +230,15 @@ class OpenedTls(ServedTls):
             return
         try:
             outer.state.check_open()  # a reload may have come while the client took its time
-        except GatewayFault as fault:
+            self._certificate_cache.check_in_force()
+        except (Denied, GatewayFault) as fault:
             client.discard()
             self.abort()
             self._settle(fault)
             return
         self._speak(peer, partial(OpenedHttp2, tunnel=self._tunnel))
         outer.state.replace(outer.counted, self)
+        self._certificate_cache.add_opened(self)
         pipeline = outer.pipeline
         self._give_slot_back, pipeline.on_complete = pipeline.on_complete, None
         self._series.tunnel_opened()
@@ -255,6 +265,7 @@ class OpenedTls(ServedTls):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._certificate_cache.end_opened(self)
         if self._give_slot_back is not None:
             self._give_slot_back()
             self._series.tunnel_ended()
