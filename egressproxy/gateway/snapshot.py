@@ -55,9 +55,7 @@ class ActiveListener:
     destinations: DestinationPolicy
     series: Series
     terminate: ssl.SSLContext | None  # a TLS listener that terminates does it with this
-    certificate_caches: HostMap[CertificateCache | ClientCas] | None = (
-        None  # of hosts whose tunnels are opened; None: no tunnel is
-    )
+    certificate_caches: HostMap[CertificateCache | ClientCas] | None = None  # of hosts that are opened; None: of none
     authenticator: Authenticator | None = None  # says who its clients are; None: they need not be known
     tracer: Tracer | None = None
     variants: SubjectOverrides[ActiveListener] | None = None  # for clients that fit subjects of policies

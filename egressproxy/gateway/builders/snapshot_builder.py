@@ -81,6 +81,7 @@ class SnapshotBuilder:
         self.tables: dict[tuple[object, ...], tuple[HttpTable[Route], HostMap[bool]]] = {}
         self.streams: dict[tuple[int, ...], HostMap[Route]] = {}
         self.leaf_caches = CertificateCaches(previous.leaf_caches if previous is not None else None)
+        self.signers: dict[int, CertificateCache | ClientCas] = {}  # by the identity of `intercept`, as `before`
         self.exporters: Exporters = {}
         self._known_exporters = previous.exporters if previous is not None else {}
 
@@ -252,19 +253,23 @@ class SnapshotBuilder:
         """The hosts whose tunnels are opened, each with the certificates of its CA."""
         made: HostMap[CertificateCache | ClientCas] = HostMap()
         for spec in specs:
-            others = self.certificate_cache(spec, spec)
-            if others is None or spec.by_subject:
-                entries = (
-                    (each.subjects, self.certificate_cache(each, spec, each.secret), each.why)
-                    for each in spec.by_subject
-                )
-                found: CertificateCache | ClientCas = ClientCas(entries, others, spec.policy)
-            else:
-                found = others
+            found = self.signers.get(id(spec))
+            if found is None:
+                found = self.signers[id(spec)] = self.signer(spec)
             for hostname in spec.hostnames:
                 made.setdefault(hostname, found)
             yield None
         return made
+
+    def signer(self, spec: InterceptIR) -> CertificateCache | ClientCas:
+        """What signs for the clients of an `intercept`."""
+        others = self.certificate_cache(spec, spec)
+        if others is not None and not spec.by_subject:
+            return others
+        entries = (
+            (each.subjects, self.certificate_cache(each, spec, each.secret), each.why) for each in spec.by_subject
+        )
+        return ClientCas(entries, others, spec.policy)
 
     def certificate_cache(
         self, ca: InterceptIR | SubjectCaIR, spec: InterceptIR, secret: str = ""

@@ -298,6 +298,9 @@ class PolicyAttachments:
     def _state_cas(self, conditions: Conditions, policy: EgressPolicy, cas: SigningCas) -> None:
         """State what is wrong with the CAs of its `intercept`."""
         assert policy.spec.intercept is not None
+        if policy.spec.intercept.issuing is not None and self._resources.has_cluster:
+            note = "intercept.issuing does nothing here: CAs are made where --api-writes is on"
+            conditions.add_note("Accepted", f"{note}; write bySubject.")
         if cas.problems:
             closed = "the names that it lists are denied" if cas.spec is None else "its clients are refused"
             message = "; ".join(f"{where}: {problem.with_hint}; {closed}" for where, problem in cas.problems[:3])
