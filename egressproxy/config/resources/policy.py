@@ -205,7 +205,7 @@ class InterceptSubject(Model):
 class SubjectCa(Model):
     """A CA for some clients alone."""
 
-    subjects: Annotated[tuple[InterceptSubject, ...], Field(min_length=1, max_length=64)]
+    subjects: Annotated[tuple[InterceptSubject, ...], Field(min_length=1, max_length=16)]
     """The clients."""
     ca_certificate_ref: SecretObjectReference
     """The Secret (tls.crt, tls.key) with the CA that signs the certificates shown to them."""
@@ -218,10 +218,6 @@ class Issuing(Model):
     """The longest time for which a CA may be made."""
     max_count: Annotated[int, Field(strict=True, ge=1, le=1000)] = 100
     """The most CAs, withdrawn ones included."""
-
-    def model_post_init(self, context: Any) -> None:
-        if not 60 <= self.max_lifetime.seconds <= 3650 * 86_400:
-            raise RefusedValue(f"maxLifetime {self.max_lifetime} is not between 1m and 87600h", "write 720h, say")
 
 
 class Intercept(Model):
