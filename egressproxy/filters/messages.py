@@ -31,7 +31,7 @@ class ServerEvent(NamedTuple):
 
 
 class Asked(Enum):
-    """What a message of a client asks for. NOTHING: it has no content; CONTENT: it has some, and asks for nothing."""
+    """The kind of a client's message: without content, with content alone, or the request for a response."""
 
     NOTHING = 0
     CONTENT = 1

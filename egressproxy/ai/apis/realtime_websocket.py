@@ -19,6 +19,8 @@ from egressproxy.model.message import RequestHead
 from egressproxy.model.strict_json import Unreadable, dumps, loads
 from egressproxy.model.work import Work
 
+#: Of an event, which has no audio: it is read in one step of the loop, four times.
+MAX_MESSAGE: Final = 128 * 1024
 _UPDATE, _ITEM, _CREATE = "session.update", "conversation.item.create", "response.create"
 #: Events of the client without content, and their members.
 _WITHOUT_CONTENT: Final = {
@@ -58,11 +60,13 @@ _ASIDE: Final = {
     "conversation.item.done": ("item", frozenset(("id", "object", "type", "status", "role"))),
     "conversation.item.deleted": ("", frozenset[str]()),
     "rate_limits.updated": ("", frozenset[str]()),
+    "error": ("error", frozenset(("type", "code", "param", "event_id"))),
 }
 _OF_ASIDE: Final = frozenset(("type", "event_id", "item_id", "previous_item_id"))
-#: The most characters of a text of these events, and of an error.
+#: The most characters of a text of these events.
 _MAX_WORD: Final = 256
-_MAX_TEXT: Final = 2048
+#: In place of the message of an error.
+_REFUSED: Final = "the server refuses an event of this session: see `code` and `param`"
 _OF_RESPONSE: Final = frozenset(
     ("response.created", "response.output_item.added", "response.output_item.done", "response.content_part.added",
      "response.content_part.done", "response.output_text.delta", "response.output_text.done",
@@ -104,6 +108,7 @@ class RealtimeMessages(ResponsesMessages):
 
     # --- the client ------------------------------------------------------------------------------------------------
     def asked(self, message: bytes) -> Work[Asked]:
+        _check_size(message)
         value = _known((yield from JsonMessage.parsing(message)))
         type_ = value["type"]
         members = _WITHOUT_CONTENT.get(type_)
@@ -132,7 +137,6 @@ class RealtimeMessages(ResponsesMessages):
                 raise Unreadable("the type of the session has to be realtime")
             if content.get("model", self.model) != self.model:
                 raise Unreadable("a session keeps the model that its WebSocket was opened with")
-            self._is_text = self._is_text or is_text is not None
             return Asked.CONTENT
         if not (self._is_text or is_text is not None):
             raise Unreadable('set output_modalities of the session to ["text"] first: audio cannot be looked at')
@@ -168,16 +172,16 @@ class RealtimeMessages(ResponsesMessages):
             was = value.get(name, {})
             if "input" not in was and left.get("input") == []:
                 del left["input"]
+            self._is_text |= name == "session" and left.get("output_modalities") == [_TEXT]
             value[name] = {**left, **{key: was[key] for key in ("type", "model") if key in was}}
         return dumps(value)
 
     # --- the server ------------------------------------------------------------------------------------------------
     def aside(self, message: bytes, *, is_asked: bool) -> bytes | None:
+        _check_size(message)
         value = checked(loads(message))
         type_ = value["type"]
-        if type_ == _ERROR:
-            return None if is_asked and self._ends_by(value) else dumps(_short(value, _MAX_TEXT))
-        if type_ not in _ASIDE:
+        if type_ not in _ASIDE or (type_ == _ERROR and is_asked and self._ends_by(value)):
             return None
         name, members = _ASIDE[type_]
         made = {key: value[key] for key in _OF_ASIDE if key in value}
@@ -188,6 +192,10 @@ class RealtimeMessages(ResponsesMessages):
             made[name] = {key: about[key] for key in members if key in about}
             if name == "item":  # what it says comes by the events of a response, or was said by the client
                 made[name]["content"] = []
+            elif name == _ERROR:
+                made[name]["message"] = _REFUSED
+        if type_ == "rate_limits.updated":
+            made["rate_limits"] = _numbers(value.get("rate_limits"))
         return dumps(_short(made, _MAX_WORD))
 
     def _ends_by(self, error: dict[str, Any]) -> bool:
@@ -256,6 +264,12 @@ class RealtimeMessages(ResponsesMessages):
         return dumps({**told, "event_id": f"event_{about['request_id']}"})
 
 
+def _check_size(message: bytes) -> None:
+    """Raises Unreadable for more than is read in one step."""
+    if len(message) > MAX_MESSAGE:
+        raise Unreadable(f"it has more than {MAX_MESSAGE} bytes")
+
+
 def _known(value: Any) -> dict[str, Any]:
     found = checked(value)
     _check_names(found)
@@ -286,6 +300,15 @@ def _short(value: Any, most: int) -> Any:
     return value[:most] if type(value) is str else value
 
 
+def _numbers(limits: Any) -> list[dict[str, Any]]:
+    """The rate limits of the server, without other texts than their known names."""
+    return [
+        {key: value for key, value in each.items() if value in ("requests", "tokens") or type(value) in (int, float)}
+        for each in (limits if type(limits) is list else ())[:4]
+        if type(each) is dict
+    ]
+
+
 def _check_members(value: dict[str, Any], known: frozenset[str], where: str) -> None:
     unknown = sorted(value.keys() - known)
     if unknown:
@@ -303,6 +326,8 @@ def _check_item(item: Any) -> None:
     if known is None:
         raise Unreadable("an item of this type is not known here")
     _check_members(item, known, "the item")
+    if any(type(each) is not str for name, each in item.items() if name != "content"):
+        raise Unreadable("a member of an item is no text")
     if item["type"] == "message":
         parts = item.get("content")
         if type(parts) is not list:
@@ -311,8 +336,6 @@ def _check_item(item: Any) -> None:
             if type(part) is not dict or part.get("type") not in _PARTS or type(part.get("text")) is not str:
                 raise Unreadable("a part of an item is no text")
             _check_members(part, _OF_PART, "a part of an item")
-    elif any(type(each) is not str for each in item.values()):
-        raise Unreadable("a member of an item is no text")
 
 
 def _check_tools(content: dict[str, Any]) -> None:

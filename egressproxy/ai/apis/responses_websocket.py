@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from egressproxy.ai.apis.apis import Api, is_responses_websocket
+from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.errors import error_object
 from egressproxy.ai.apis.framing import SseFraming
 from egressproxy.ai.apis.message import JsonMessage
-from egressproxy.filters.messages import MESSAGES, Asked, MessageApi, ServerEvent, ask_for_messages
-from egressproxy.model.exchange import Exchange
+from egressproxy.filters.messages import Asked, MessageApi, ServerEvent
 from egressproxy.model.message import RequestHead
 from egressproxy.model.strict_json import OtherSpelling, Unreadable, dumps, loads
 from egressproxy.model.work import Work
@@ -101,30 +100,6 @@ class ResponsesMessages(MessageApi):
         if retry_after_s > 0:
             value["headers"] = {"retry-after": str(retry_after_s)}
         return dumps(value)
-
-
-_MESSAGES: Final = ResponsesMessages()
-
-
-def asks_for_messages(exchange: Exchange) -> bool:
-    """Whether the messages of this upgrade go through filters one by one, so that its head is nothing to refuse."""
-    request = exchange.request
-    if not request.upgrade:
-        return False
-    if is_responses_websocket(request.path, request.upgrade):
-        return ask_for_messages(exchange, _MESSAGES)
-    if b"realtime" not in request.path or request.upgrade.lower() != b"websocket":
-        return False
-    # Here, since few gateways see one.
-    from egressproxy.ai.apis.realtime_websocket import RealtimeMessages, model_of_realtime
-
-    model = model_of_realtime(request.path)
-    messages = exchange.state.get(MESSAGES)
-    if not model or messages is None:
-        return False
-    known = messages.api
-    is_known = isinstance(known, RealtimeMessages) and known.model == model
-    return ask_for_messages(exchange, known if is_known and known is not None else RealtimeMessages(model))
 
 
 def _status_of(error: dict[str, Any]) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 from egressproxy.ai.apis.apis import operation_of
 from egressproxy.ai.apis.request import AiRequest
-from egressproxy.ai.apis.responses_websocket import ResponsesMessages, asks_for_messages
+from egressproxy.ai.apis.responses_websocket import ResponsesMessages
+from egressproxy.ai.apis.websockets import asks_for_messages
 from egressproxy.filters.messages import MESSAGES, Asked, Messages, ServerEvent, are_read
 from egressproxy.filters.testing import exchange
 from egressproxy.model.strict_json import Unreadable

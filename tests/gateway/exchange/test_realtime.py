@@ -78,6 +78,7 @@ def test_a_session_of_text_passes(converse: Start):
         "response.created", "rate_limits.updated", "response.content_part.added", "response.output_text.delta",
         "conversation.item.done", "response.done",
     ]  # fmt: skip
+    assert heard[1] == limits
     assert heard[2]["part"]["type"] == "text"
     assert heard[4]["item"]["content"] == []
     assert heard[5] == DONE
@@ -109,6 +110,11 @@ def test_a_session_of_text_passes(converse: Start):
             "no text",
         ),
         ({"type": "conversation.item.create", "item": {"type": "mcp_call", "name": "x"}}, "not known here"),
+        (
+            {"type": "conversation.item.create", "item": {"type": "message", "role": {"a": "b"}, "content": []}},
+            "no text",
+        ),
+        ({"type": "session.update", "session": {"type": "realtime", "instructions": "x" * 200_000}}, "more than"),
         (
             {"type": "response.create", "response": {"output_modalities": ["text"], "input": [{"type": "x"}]}},
             "not known here",
@@ -183,6 +189,39 @@ def test_no_alias_holds_and_a_bound_is_set(converse: Start):
     assert server.hears()["response"] == {"max_output_tokens": 100}
 
 
+def test_a_limit_that_is_no_number_is_lowered(converse: Start):
+    talk = converse(config(*filters(ModelPolicy={"maxOutputTokens": 100})))
+    client, server = opened(talk)
+    client.says({"type": "session.update", "session": {"type": "realtime", "max_output_tokens": "inf"}})
+    assert server.hears()["session"]["max_output_tokens"] == 100
+
+
+def test_a_session_whose_update_was_refused_does_not_count_as_one_of_text(converse: Start):
+    talk = converse(config(*filters(PromptGuard={"deny": [{"name": "n", "pattern": "secret"}]})))
+    client, server = opened(talk)
+    session = {**TEXT["session"], "instructions": "a secret"}  # type: ignore[dict-item]
+    client.says({"type": "session.update", "session": session})
+    assert client.hears()["error"]["code"] == "content_denied"
+    client.says(CREATE)
+    is_refused(client, server, "output_modalities")
+
+
+def test_what_the_model_says_is_looked_at(converse: Start):
+    rules = {"deny": [{"name": "n", "pattern": "secret", "maxLength": 10}]}
+    talk = converse(config(*filters(ResponsePolicy=rules)))
+    client, server = opened(talk)
+    says_text(client, server)
+    client.says(CREATE)
+    server.hears()
+    server.says(CREATED, delta("a sec"), delta("ret"), DONE)
+    heard = [client.hears() for _ in range(2)]
+    while heard[-1]["type"] != "error":
+        heard.append(client.hears())
+    assert heard[-1]["error"]["code"] == "content_denied"
+    assert "ret" not in "".join(each.get("delta", "") for each in heard).replace("a sec", "")
+    client.is_closed_with(1008)
+
+
 def test_tools_that_are_not_allowed_are_taken_out_and_calls_of_them_refused(converse: Start):
     talk = converse(config(*TOOLS))
     client, server = opened(talk)
@@ -239,7 +278,10 @@ def test_an_error_of_another_event_does_not_end_the_response(converse: Start):
     server.hears()
     error = {"type": "invalid_request_error", "code": "x", "message": "no", "param": None}
     server.says({"type": "error", "event_id": "s", "error": {**error, "event_id": "e0"}}, CREATED, DONE)
-    assert [client.hears()["type"] for _ in range(3)] == ["error", "response.created", "response.done"]
+    told = client.hears()
+    assert (told["error"]["code"], told["error"]["event_id"]) == ("x", "e0")
+    assert "see `code`" in told["error"]["message"]
+    assert [client.hears()["type"] for _ in range(2)] == ["response.created", "response.done"]
     client.says(CREATE)
     server.hears()
     server.says({"type": "error", "event_id": "s", "error": {**error, "event_id": "e1"}})
