@@ -13,7 +13,8 @@ from egressproxy.operators.explain.decision import decide
 from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest
 from tests.e2e.world import tls_secret
 from tests.gateway.conftest import Start
-from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM, INSIDE, SENT, StreamTls, Trusting, undated
+from tests.gateway.exchange.test_connect import SWITCHED, SWITCHED_PASSED
+from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM, INSIDE, SENT, UPGRADE, StreamTls, Trusting, undated
 from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.kit import ESTABLISHED, OK, OK_PASSED, TlsClient, connect
 from tests.gateway.listeners.test_opened_stream import passing
@@ -164,3 +165,23 @@ def test_an_explanation_says_that_there_is_no_ca(converse: Start):
     decided = decide(talk.snapshot, HypotheticalRequest("CONNECT", "a.example:443", ()), b"gw")
     assert decided.error is not None
     assert "there is no CA for this client" in decided.error.message
+
+
+def test_a_withdrawal_ends_a_websocket_inside(converse: Start):
+    talk = start(converse, manifests("forward-proxy", ("own", ONE)))
+    begin(talk, "forward-proxy")
+    tls = TlsClient(talk.client, TrustingOwn(), "a.example", alpn=("http/1.1",)).shakes_hands()
+    tls >> UPGRADE
+    talk.dialled("a.example", 443)
+    talk.origin.take(rb"GET / HTTP/1\.1\r\n(?s:.*)Upgrade: websocket\r\n\r\n")
+    talk.origin >> SWITCHED
+    assert undated(tls.reads()) == SWITCHED_PASSED
+    talk.reload(manifests("forward-proxy"))
+    assert talk.client.is_gone
+
+
+def test_a_client_without_a_ca_is_told_so_by_self_service(converse: Start):
+    talk = start(converse, manifests("forward-proxy", ("own", TWO), default=False))
+    url = b"http://egress.internal/check?url=https://a.example/"
+    talk.client >> b"GET %b HTTP/1.1\r\nHost: egress.internal\r\n\r\n" % url
+    talk.client.take(rb'(?s)HTTP/1\.1 200 .*"allowed": ?false.*there is no CA for this client')
