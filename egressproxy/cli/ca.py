@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from egressproxy.cli.options import output_option
+from egressproxy.cli.asking import ask, token_of
+from egressproxy.cli.options import deciding_options, output_option
+from egressproxy.cli.styled_lines import printable
 
 if TYPE_CHECKING:
     from egressproxy.cli.ca_folder import CaFolder
@@ -31,7 +33,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 
 @click.group("ca")
 def command() -> None:
-    """Make, show and replace the CA for interception.
+    """Make, show and replace the CA for interception, in files or in a running gateway.
 
     `run --secret NAMESPACE/NAME=FOLDER` reads the folder as a Secret. Protect tls.key: its holder can impersonate every
     server to clients that trust ca.crt.
@@ -40,6 +42,7 @@ def command() -> None:
     Examples:
       egressproxy ca init --permit openai.com --permit anthropic.com
       egressproxy ca trust
+      egressproxy ca new sandbox-1 --policy agents/outbound --namespace agents --service-account sandbox-1
     """
 
 
@@ -146,6 +149,125 @@ def trust(folder: Path) -> None:
 
     found = _done(folder, lambda: CaFolder.read(folder))
     click.echo(instructions(found.path.resolve() / "ca.crt", found.values()["sha256"]), nl=False)
+
+
+@command.command("new", short_help="Make a CA of one client in a running gateway.")
+@click.argument("name")
+@click.option("--policy", required=True, metavar="NS/NAME", help="The EgressPolicy with `intercept.issuing`.")
+@click.option("--namespace", metavar="NAME", help="The namespace of the client.")
+@click.option("--service-account", "service_account", metavar="NAME", help="Its service account, with --namespace.")
+@click.option("--group", metavar="NAME", help="A group of the client.")
+@click.option("--claim", metavar="NAME=VALUE", help="A claim of its token.")
+@click.option("--identity", metavar="NAME", help="Its name, `identity` in the access log, such as a SPIFFE ID.")
+@click.option("--lifetime", metavar="TIME", help="When it ends: 30d, 12h. Default: the longest that the policy allows.")
+@click.option(
+    "--permit", multiple=True, metavar="DNSNAME",
+    help="Clients accept the CA only for this name and names below it; may be given again. Default: the policy's.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the PEM there.")
+@deciding_options
+def new(
+    name: str,
+    policy: str,
+    namespace: str | None,
+    service_account: str | None,
+    group: str | None,
+    claim: str | None,
+    identity: str | None,
+    lifetime: str | None,
+    permit: tuple[str, ...],
+    out: Path | None,
+    token: Path | None,
+    output: str,
+    admin: tuple[str, int],
+) -> None:
+    """Make the CA NAME, which signs the certificates that one client is shown, and print its certificate.
+
+    The key never leaves the gateway, which needs --state-dir and --api-writes. The CA is in force in every worker when
+    the verb returns, and holds over restarts. The client has to be known: see `identity` of EgressPolicy.
+
+    \b
+    Examples:
+      egressproxy ca new sandbox-1 --policy agents/outbound --namespace agents --service-account sandbox-1
+      egressproxy ca new ci --policy agents/outbound --identity agents/keys#ci --lifetime 12h --out ci.crt
+
+    Exit status: 0 done, 1 the name or the client has a CA, 2 wrong usage, no response or a refusal.
+    """
+    said = {
+        "namespace": namespace, "serviceAccount": service_account, "group": group, "claim": claim,
+        "identity": identity, "lifetime": lifetime,
+    }  # fmt: skip
+    pairs = [("policy", policy), ("new", name), *((key, value) for key, value in said.items() if value)]
+    pairs += [("permit", each) for each in permit]
+    made = ask(admin, "/intercept/cas", pairs, method="POST", token=token_of(token))
+    if out is not None:
+        try:
+            out.write_text(made["certificate"], "ascii")
+        except OSError as error:
+            raise click.ClickException(f"{out}: {error.strerror or error}; the CA is in force") from None
+    if output == "json":
+        click.echo(json.dumps(made, indent=2))
+    elif out is None:
+        click.echo(made["certificate"], nl=False)
+    else:
+        _tell_issued([made])
+
+
+@command.command("list", short_help="Show the CAs of clients in a running gateway.")
+@click.option("--policy", default="", metavar="NS/NAME", help="Those of one EgressPolicy. Default: of all.")
+@deciding_options
+def list_issued(policy: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+    """Print the CAs that `ca new` has made: name, policy, state, end, client and fingerprint.
+
+    \b
+    Examples:
+      egressproxy ca list
+      egressproxy ca list --policy agents/outbound -o json
+
+    Exit status: 0, or 2 for wrong usage, no response or a refusal.
+    """
+    found = ask(admin, "/intercept/cas", [("policy", policy)] if policy else [], token=token_of(token))
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _tell_issued(found["cas"])
+
+
+@command.command("revoke", short_help="Withdraw the CA of a client in a running gateway.")
+@click.argument("name")
+@click.option("--policy", required=True, metavar="NS/NAME", help="The EgressPolicy that the CA is for.")
+@click.option("--forget", is_flag=True, help="Forget the CA, too: its client gets the policy's other CA, or none.")
+@deciding_options
+def revoke(name: str, policy: str, *, forget: bool, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+    """Withdraw the CA NAME at once: its key is deleted, and the intercepted connections of its client are closed.
+
+    From then on tunnels of its client to intercepted hosts are refused, until it has another CA or --forget is given.
+
+    \b
+    Examples:
+      egressproxy ca revoke sandbox-1 --policy agents/outbound
+      egressproxy ca revoke sandbox-1 --policy agents/outbound --forget
+
+    Exit status: 0 done in every worker, 1 there is no such CA, 2 wrong usage, no response or a refusal.
+    """
+    pairs = [("policy", policy), ("forget" if forget else "revoke", name)]
+    found = ask(admin, "/intercept/cas", pairs, method="POST", not_found=1, token=token_of(token))
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+    else:
+        click.echo("done in every worker")
+
+
+def _tell_issued(cas: list[dict[str, Any]]) -> None:
+    for each in cas:
+        said = each["subject"]
+        claim = said.pop("claim", None)
+        named = [f"{key} {value}" for key, value in said.items()]
+        named += [f"claim {claim['name']}={claim['value']}"] if claim else []
+        words = (each["name"], each["policy"], each["state"], each["notAfter"], ", ".join(named), each["sha256"])
+        click.echo("  ".join(map(printable, words)))
+    if not cas:
+        click.echo("no CA was made (`egressproxy ca new`)")
 
 
 def _tell(ca: CaFolder) -> None:

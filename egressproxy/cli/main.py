@@ -28,7 +28,7 @@ _VERBS: Final = {
     "diff": "Show what a new configuration would change.",
     "audit": "Verify or show the records of Audit filters.",
     "cache": "Show or purge the caches of a running gateway.",
-    "ca": "Make, show or replace the CA for interception.",
+    "ca": "Make, show or replace CAs for interception.",
     "env": "Print what clients need to go through the gateway.",
     "holds": "Show, approve or deny requests that wait for approval.",
     "keys": "Make, list and revoke API keys of clients.",

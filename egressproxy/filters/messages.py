@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
 from egressproxy.model.exchange import Exchange, StateSlot
@@ -29,12 +30,34 @@ class ServerEvent(NamedTuple):
     status: int = 0
 
 
+class Asked(Enum):
+    """The kind of a client's message: without content, with content alone, or the request for a response."""
+
+    NOTHING = 0
+    CONTENT = 1
+    RESPONSE = 2
+
+
 class MessageApi(ABC):
     """What the messages of one API mean. The methods raise Unreadable for unknown messages."""
 
     @abstractmethod
-    def beginning_response(self, message: bytes) -> Work[bool]:
-        """Whether this message of a client asks for a response. Any other known message has no content."""
+    def asked(self, message: bytes) -> Work[Asked]:
+        """What this message of a client asks for."""
+
+    def request_of(self, message: bytes) -> bytes:
+        """The body of a request with the content of a message of a client."""
+        return message
+
+    def message_of(self, _message: bytes, body: bytes) -> bytes:
+        """The message with what filters have left of its `request_of`."""
+        return body
+
+    def aside(self, _message: bytes, *, is_asked: bool) -> bytes | None:
+        """For a message of the server that belongs to no response: what the client gets of it, b"" for nothing. None:
+        it belongs to the one that `is_asked` for.
+        """
+        return None
 
     @abstractmethod
     def event_of(self, message: bytes, *, is_first: bool) -> ServerEvent:

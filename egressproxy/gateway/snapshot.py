@@ -16,6 +16,7 @@ from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache, CertificateCaches
+from egressproxy.gateway.leaf_certificates.client_cas import ClientCas
 from egressproxy.gateway.route import DefaultRoutes, Route
 from egressproxy.gateway.subject_overrides import SubjectOverrides
 from egressproxy.identity.peers import AddressTable, CertificateTable, workload
@@ -55,7 +56,7 @@ class ActiveListener:
     destinations: DestinationPolicy
     series: Series
     terminate: ssl.SSLContext | None  # a TLS listener that terminates does it with this
-    certificate_caches: HostMap[CertificateCache] | None = None  # of hosts whose tunnels are opened; None: no tunnel is
+    certificate_caches: HostMap[CertificateCache | ClientCas] | None = None  # of hosts that are opened; None: of none
     authenticator: Authenticator | None = None  # says who its clients are; None: they need not be known
     tracer: Tracer | None = None
     variants: SubjectOverrides[ActiveListener] | None = None  # for clients that fit subjects of policies
@@ -78,7 +79,7 @@ class ActiveListener:
         self.is_stream = spec.protocol.is_stream
         self.scheme = b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http"
 
-    def certificates_for(self, host: str) -> CertificateCache | None:
+    def certificates_for(self, host: str) -> CertificateCache | ClientCas | None:
         """What clients are shown in tunnels to this host (lower case), which are opened; None: they are not."""
         return self.certificate_caches.match(host) if self.certificate_caches is not None and host != OWN_HOST else None
 

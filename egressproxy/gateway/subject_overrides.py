@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from egressproxy.errors import Denied, Reason
-from egressproxy.ir.gateway import SubjectIR
+from egressproxy.ir.policy import SubjectIR
 from egressproxy.model.caller_identity import CallerIdentity
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from egressproxy.ir.identity import CertificateClientIR, IdentityIR
-from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR
+from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR, SubjectIR
 from egressproxy.ir.route import ExternalAuthIR, HttpRouteIR, HttpRuleIR, MirrorIR, StreamRouteIR, WeightedBackend
 from egressproxy.ir.telemetry import CollectorIR, TracingIR
 from egressproxy.model.secret import SecretBytes
@@ -83,16 +83,6 @@ class ListenerTlsIR:
     mode: TlsMode = TlsMode.TERMINATE
     certificates: tuple[CertificateIR, ...] = ()
     clients: ClientCertificatesIR | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SubjectIR:
-    """Clients of this namespace, service account and group, with this claim; "" and None match all."""
-
-    namespace: str = ""
-    service_account: str = ""
-    group: str = ""
-    claim: tuple[str, str] | None = None  # name, value
 
 
 @dataclass(frozen=True, slots=True)

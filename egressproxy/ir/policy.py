@@ -212,13 +212,42 @@ class DnsIR:
 
 
 @dataclass(frozen=True, slots=True)
+class SubjectIR:
+    """Clients of this namespace, service account, group and name, with this claim; "" and None match all. `identity`
+    is for `intercept` alone.
+    """
+
+    namespace: str = ""
+    service_account: str = ""
+    group: str = ""
+    claim: tuple[str, str] | None = None  # name, value
+    identity: str = ""  # as CallerIdentity.name
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectCaIR:
+    """The CA of some clients. `secret` is its Secret, namespace/name. `chain_pem` "": the clients are refused, because
+    of `why`.
+    """
+
+    subjects: tuple[SubjectIR, ...]
+    secret: str
+    chain_pem: str = ""
+    key_pem: SecretBytes = field(default=SecretBytes(b""), repr=False)
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class InterceptIR:
-    """EgressPolicy `intercept` of `policy`: tunnels to these names (exact or `*.suffix`) are intercepted."""
+    """EgressPolicy `intercept` of `policy`: tunnels to these names (exact or `*.suffix`) are intercepted. Of
+    `by_subject` the first entry for a client holds, `chain_pem` for all others; "": these are refused.
+    """
 
     hostnames: tuple[str, ...]
     chain_pem: str  # of the CA that signs leaf certificates, then of its issuers
     key_pem: SecretBytes = field(repr=False)  # of that CA
     policy: str = "-"
+    by_subject: tuple[SubjectCaIR, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

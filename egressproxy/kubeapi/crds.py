@@ -255,6 +255,19 @@ _MODEL_RULES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
             "serviceAccount and trustDomain need namespace",
         ),
     ),
+    "InterceptSubject": (
+        (
+            "has(self.__namespace__) || has(self.group) || has(self.claim) || has(self.identity)",
+            "a subject needs namespace, group, claim or identity",
+        ),
+        ("has(self.__namespace__) || !has(self.serviceAccount)", "serviceAccount needs namespace"),
+    ),
+    "Intercept": (
+        (
+            "has(self.caCertificateRef) || (has(self.bySubject) && self.bySubject.size() > 0) || has(self.issuing)",
+            "intercept needs caCertificateRef, bySubject or issuing",
+        ),
+    ),
     "CertificateClient": (
         (
             "[has(self.subject), has(self.dnsName), has(self.uri), has(self.email)].filter(each, each).size() == 1",

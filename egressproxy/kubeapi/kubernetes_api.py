@@ -18,6 +18,8 @@ from egressproxy.admin.server import AdminServer
 from egressproxy.admin.status import HEADERS, ApiError, Cause, json_response, read_only, success
 from egressproxy.admin.write_access import WriteAccess
 from egressproxy.kubeapi import openapi, openapi_protobuf
+from egressproxy.kubeapi.issued_cas import PATH as ISSUED_CAS
+from egressproxy.kubeapi.issued_cas import IssuedCas
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options, form, resource
 from egressproxy.kubeapi.read import discovery, documents
 from egressproxy.kubeapi.read.objects import Objects, View
@@ -33,6 +35,7 @@ INDEX: Final = """\
 /api /apis                  the configuration in service with its status, as Kubernetes shapes it: for kubectl --server
 /openapi/v2 /openapi/v3     what these objects may say
 /config                     all of it in one List
+/intercept/cas              the CAs of egressproxy ca list; POST, ?policy=&new=&… or &revoke=: ca new, ca revoke
 """
 WRITES_ARE_OFF: Final = (
     "this gateway was started without --api-writes, so nothing can be changed through this API: change the files of"
@@ -67,6 +70,7 @@ class KubernetesApi:
         self._access = access
         self._is_writable = access is not None
         self._writes = WriteQueue(service, self._objects)
+        self._cas = IssuedCas(service, self._writes)
 
     def changed(self) -> None:
         """A source of objects has changed: watchers are told."""
@@ -79,6 +83,8 @@ class KubernetesApi:
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse | None:
         """The response; None where the path is none of this API's. Raises ApiError."""
         path = request.path.rstrip("/")
+        if path == ISSUED_CAS and request.method in ("GET", "HEAD", "POST"):
+            return read_only(WRITES_ARE_OFF) if self._access is None else await self._cas.answer(request, self._access)
         if request.method in METHODS and request.path.startswith(("/api/", "/apis/")):
             return read_only(WRITES_ARE_OFF) if self._access is None else await self._write(request, path, self._access)
         if request.method not in ("GET", "HEAD"):

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from egressproxy.kubeapi.read.objects import ObjectSource
 from egressproxy.kubeapi.write.write import Write, WriteRefused, Written
 from egressproxy.kubeapi.write.writer import Writer
 from egressproxy.net.listening import BindError
 from egressproxy.processes.loader.loader import Loader
+from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.result import CompiledConfig
 from egressproxy.processes.workers.data_plane import ConfigRefused, Guarded
 
@@ -69,6 +70,16 @@ class ApiService:
         if any(isinstance(written, Written) and written.file for written in results):
             application.tell_generation()
         return results
+
+    async def ask_issuing(self, query: tuple[object, ...]) -> dict[str, Any]:
+        """The answer to an IssuingQuery (`write.issuing`), of which nothing is done yet. Raises WriteRefused."""
+        assert self._writer is not None
+        if why_not := self._application.why_not_writable():
+            raise WriteRefused(503, "ServiceUnavailable", why_not)
+        try:
+            return await self._writer.ask_issuing(query)
+        except (LoadingFailed, OSError) as error:
+            raise WriteRefused(503, "ServiceUnavailable", str(error)) from None
 
     async def _put_in_service(self, fresh: CompiledConfig) -> None:
         """Raises WriteRefused."""

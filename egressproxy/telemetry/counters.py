@@ -134,14 +134,16 @@ class EchHellos:
 
 class Interceptions:
     """`results` counts the handshakes with clients of tunnels that are opened, by a closed list of words: "ok", or the
-    Reason of what went wrong. `minted` counts certificates; a name whose certificate is kept needs no other.
+    Reason of what went wrong. `minted` counts certificates; a name whose certificate is kept needs no other. `of_ca`:
+    those of CAs of some clients, by Secret, while they are in service.
     """
 
-    __slots__ = ("minted", "results")
+    __slots__ = ("minted", "of_ca", "results")
 
     def __init__(self) -> None:
         self.results: Counter[str] = Counter()
         self.minted = 0
+        self.of_ca: Counter[str] = Counter()
 
 
 class DnsQueries:

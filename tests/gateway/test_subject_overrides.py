@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.gateway.subject_overrides import MAX_CHARACTERS, MAX_KNOWN, SubjectOverrides
-from egressproxy.ir.gateway import SubjectIR
+from egressproxy.ir.policy import SubjectIR
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 
 SUBJECTS = (

@@ -253,6 +253,16 @@ spec:
 kind: EgressPolicy
 spec:
   targetRefs: []
+  intercept:
+    hostnames: [a.example]
+    bySubject:
+    - subjects: [{identity: x, claim: {name: x, value: x}}, {namespace: x, serviceAccount: x, group: x}]
+      caCertificateRef: {name: x}
+    issuing: {maxCount: 3}
+---
+kind: EgressPolicy
+spec:
+  targetRefs: []
   identity:
     certificate:
       caCertificateRefs: [{kind: ConfigMap, name: x}]

@@ -587,6 +587,7 @@ class Conversation:
             self.snapshot = build(spec, self.catalog, self.network, self.metrics, old)
             for bound, port in zip(self.ports, self.snapshot.ports.values(), strict=True):
                 bound.serve(port)
+            old.leaf_caches.replaced_by(self.snapshot.leaf_caches, self.metrics.interceptions)
             for key, cluster in old.clusters.items():
                 if key not in self.snapshot.clusters:
                     cluster.retire()

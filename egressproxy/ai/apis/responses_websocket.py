@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from egressproxy.ai.apis.apis import Api, is_responses_websocket
+from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.errors import error_object
 from egressproxy.ai.apis.framing import SseFraming
 from egressproxy.ai.apis.message import JsonMessage
-from egressproxy.filters.messages import MessageApi, ServerEvent, ask_for_messages
-from egressproxy.model.exchange import Exchange
+from egressproxy.filters.messages import Asked, MessageApi, ServerEvent
 from egressproxy.model.message import RequestHead
 from egressproxy.model.strict_json import OtherSpelling, Unreadable, dumps, loads
 from egressproxy.model.work import Work
@@ -45,21 +44,21 @@ class ResponsesMessages(MessageApi):
 
     __slots__ = ()
 
-    def beginning_response(self, message: bytes) -> Work[bool]:
-        value = _checked((yield from JsonMessage.parsing(message)))
+    def asked(self, message: bytes) -> Work[Asked]:
+        value = checked((yield from JsonMessage.parsing(message)))
         type_ = value["type"]
         if type_ == _CREATE:
             if "response" in value:
                 raise Unreadable("the request stands in `response`, and not beside `type`")
-            return True
+            return Asked.RESPONSE
         if type_ == _PROCESSED and value.keys() <= _OF_PROCESSED:
             ident = value.get("response_id")
             if type(ident) is str and len(ident) <= _MAX_ID:
-                return False
+                return Asked.NOTHING
         raise Unreadable("it is neither response.create nor response.processed")
 
     def event_of(self, message: bytes, *, is_first: bool) -> ServerEvent:
-        value = _checked(loads(message))
+        value = checked(loads(message))
         type_ = value["type"]
         if type_ == _ERROR and is_first:
             return ServerEvent(message, is_last=True, status=_status_of(value))
@@ -103,23 +102,13 @@ class ResponsesMessages(MessageApi):
         return dumps(value)
 
 
-_MESSAGES: Final = ResponsesMessages()
-
-
-def asks_for_messages(exchange: Exchange) -> bool:
-    """Whether the messages of this upgrade go through filters one by one, so that its head is nothing to refuse."""
-    request = exchange.request
-    if not request.upgrade or not is_responses_websocket(request.path, request.upgrade):
-        return False
-    return ask_for_messages(exchange, _MESSAGES)
-
-
 def _status_of(error: dict[str, Any]) -> int:
     status = error.get("status", error.get("status_code"))
     return status if type(status) is int and 400 <= status <= 599 else _DEFAULT_STATUS
 
 
-def _checked(value: Any) -> dict[str, Any]:
+def checked(value: Any) -> dict[str, Any]:
+    """An event, whose members have one meaning. Raises Unreadable."""
     if type(value) is not dict or type(value.get("type")) is not str:
         raise Unreadable("it is no object with a `type`")
     for name in value:

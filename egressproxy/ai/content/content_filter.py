@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from egressproxy.ai.apis.responses_websocket import asks_for_messages
 from egressproxy.ai.apis.shared import remedy_of_unseen, status_of_unseen
+from egressproxy.ai.apis.websockets import asks_for_messages
 from egressproxy.errors import Reason
 from egressproxy.filters.base import Filter, FilterContext, OfMessages, Phase, Rejected
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES

@@ -27,7 +27,7 @@ from egressproxy.ai.content.raw_json_editor import RawJsonEditor
 from egressproxy.ai.content.spans import Replace, Scanner, Span, SpanStream, apart, replaced
 from egressproxy.ai.content.text_editor import Chained, TextEditor
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase, Rejected
-from egressproxy.filters.messages import kept
+from egressproxy.filters.messages import are_read, kept
 from egressproxy.model.circular_note import CircularNote
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.strict_json import Unreadable
@@ -182,7 +182,8 @@ class PIIDetector(ContentFilter):
                 return BodyMode.BUFFER
             self._let_pass("request", exchange.request.fields, 415)
             return None
-        state = exchange.state.get(self._noted)
+        is_of_websocket = self._replaced and are_read(exchange)  # earlier messages may have made placeholders
+        state = self._state(exchange) if is_of_websocket else exchange.state.get(self._noted)
         if self.answers is None and (state is None or not state.placeholders.values):
             return None
         fields = exchange.response.fields

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, Literal
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.message import SCANNED_AT_ONCE
 from egressproxy.ai.apis.request import AiRequest
-from egressproxy.ai.apis.responses_websocket import asks_for_messages
 from egressproxy.ai.apis.shared import (
     ask_for_model,
     operation,
@@ -24,6 +23,7 @@ from egressproxy.ai.apis.shared import (
     view_ahead,
 )
 from egressproxy.ai.apis.texts import TextRole
+from egressproxy.ai.apis.websockets import asks_for_messages
 from egressproxy.errors import Reason
 from egressproxy.filters.base import (
     BodyMode,

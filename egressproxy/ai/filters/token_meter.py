@@ -14,9 +14,9 @@ from typing import Annotated, Final, Literal
 
 from egressproxy.ai.apis.apis import Operation
 from egressproxy.ai.apis.message import READ_AT_ONCE
-from egressproxy.ai.apis.responses_websocket import asks_for_messages
 from egressproxy.ai.apis.shared import add_usage, operation, provider_name, usage_told
 from egressproxy.ai.apis.usage import TokenUsage
+from egressproxy.ai.apis.websockets import asks_for_messages
 from egressproxy.ai.limits.prices import cost_of, price_of
 from egressproxy.ai.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, OfMessages, Phase

@@ -17,7 +17,6 @@ from egressproxy.ai.apis.member_names import ANSWER, RPC_ANSWER, finding_rpc_fau
 from egressproxy.ai.apis.message import SCANNED_AT_ONCE, CalledTool, JsonMessage, in_object
 from egressproxy.ai.apis.offered_tools import WEB_SEARCH, names_of_tool
 from egressproxy.ai.apis.request import AiRequest
-from egressproxy.ai.apis.responses_websocket import asks_for_messages
 from egressproxy.ai.apis.shared import (
     answer_view,
     operation,
@@ -27,6 +26,7 @@ from egressproxy.ai.apis.shared import (
     view_ahead,
 )
 from egressproxy.ai.apis.streams import SLICE, framing_of
+from egressproxy.ai.apis.websockets import asks_for_messages
 from egressproxy.ai.content.body_kinds import media_type_of
 from egressproxy.ai.filters.tool_pins import LISTED_TOOLS, ToolPins, ToolPinsConfig, file_problem
 from egressproxy.ai.filters.tool_rules import NameRules, Names, ToolRules, Tools

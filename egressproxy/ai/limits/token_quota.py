@@ -12,9 +12,9 @@ from typing import Final
 
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.message import READ_AT_ONCE
-from egressproxy.ai.apis.responses_websocket import asks_for_messages
 from egressproxy.ai.apis.shared import operation, status_of_unseen
 from egressproxy.ai.apis.usage import TokenUsage
+from egressproxy.ai.apis.websockets import asks_for_messages
 from egressproxy.ai.limits.prices import cost_of, dearest, price_of
 from egressproxy.ai.limits.token_fast_path import TokenLimitFastPath, one_bucket
 from egressproxy.ai.limits.token_use import TokenUse

@@ -170,13 +170,75 @@ class PolicyTls(Model):
     """ConfigMaps or Secrets (key ca.crt), or ClusterTrustBundles, with the only trusted CAs of servers."""
 
 
+class ClaimSubject(Model):
+    """A claim of a token, and its value."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """The name of the claim."""
+    value: Annotated[str, Field(min_length=1, max_length=1024)]
+    """The value, or one of the values of a list."""
+
+
+class InterceptSubject(Model):
+    """Clients that a CA is for. All fields must match. An unknown client matches none."""
+
+    namespace: Label | None = None
+    """The clients of this namespace."""
+    service_account: Name | None = None
+    """The service account in that namespace. Default: all."""
+    group: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """The clients of this group."""
+    claim: ClaimSubject | None = None
+    """The clients whose token has this claim."""
+    identity: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """The client of this name, as `identity` in the access log has it: a SPIFFE ID, the user of a password, the name of
+    an API key, or a service account.
+    """
+
+    def model_post_init(self, context: Any) -> None:
+        if self.service_account is not None and self.namespace is None:
+            raise RefusedValue("serviceAccount needs its namespace", "write namespace")
+        if not any((self.namespace, self.group, self.claim, self.identity)):
+            raise RefusedValue("a subject says nobody", "write namespace, group, claim or identity")
+
+
+class SubjectCa(Model):
+    """A CA for some clients alone."""
+
+    subjects: Annotated[tuple[InterceptSubject, ...], Field(min_length=1, max_length=16)]
+    """The clients."""
+    ca_certificate_ref: SecretObjectReference
+    """The Secret (tls.crt, tls.key) with the CA that signs the certificates shown to them."""
+
+
+class Issuing(Model):
+    """CAs that are made through the admin API, each for one subject."""
+
+    max_lifetime: PositiveDuration = Duration("720h", 720 * 3600.0)
+    """The longest time for which a CA may be made."""
+    max_count: Annotated[int, Field(strict=True, ge=1, le=1000)] = 100
+    """The most CAs, withdrawn ones included."""
+
+
 class Intercept(Model):
-    """Names whose TLS is terminated with a certificate signed by this CA; other tunnels stay opaque."""
+    """Names whose TLS is terminated with a certificate signed by a CA of ours; other tunnels stay opaque."""
 
     hostnames: Annotated[tuple[DestinationHostname, ...], Field(min_length=1)]
     """Names whose tunnels are intercepted."""
-    ca_certificate_ref: SecretObjectReference
-    """The Secret (tls.crt, tls.key) with the CA that signs the certificates shown to clients."""
+    ca_certificate_ref: SecretObjectReference | None = None
+    """The Secret (tls.crt, tls.key) with the CA that signs the certificates shown to clients. May be absent beside
+    `bySubject` or `issuing`: clients without a CA of their own are refused then.
+    """
+    by_subject: Annotated[tuple[SubjectCa, ...], Field(max_length=256), NOT_NULL] = ()
+    """CAs of some clients, before `caCertificateRef`. The first entry that names a client holds. If its CA cannot be
+    read, the client is refused.
+    """
+    issuing: Annotated[Issuing | None, NOT_NULL] = None
+    """CAs that `egressproxy ca new` makes in the running gateway, before `bySubject`. Default: none can be made."""
+
+    def model_post_init(self, context: Any) -> None:
+        if self.ca_certificate_ref is None and not self.by_subject and self.issuing is None:
+            raise RefusedValue("intercept has no CA", "write caCertificateRef, bySubject or issuing")
 
 
 # --- the policy ------------------------------------------------------------------------------------------------------
@@ -187,15 +249,6 @@ class Regions(Model):
 
     allowed: tuple[Annotated[str, Field(min_length=1, max_length=63)], ...]
     """Regions, as Backends write them in `region`. A backend without one is not used."""
-
-
-class ClaimSubject(Model):
-    """A claim of a token, and its value."""
-
-    name: Annotated[str, Field(min_length=1, max_length=253)]
-    """The name of the claim."""
-    value: Annotated[str, Field(min_length=1, max_length=1024)]
-    """The value, or one of the values of a list."""
 
 
 class Subject(Model):

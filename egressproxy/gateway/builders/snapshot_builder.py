@@ -25,6 +25,7 @@ from egressproxy.gateway.builders.rule_builder import AttachedRoute, ListenerSte
 from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache, CertificateCaches
+from egressproxy.gateway.leaf_certificates.client_cas import ClientCas
 from egressproxy.gateway.route import DefaultRoutes, Route, self_service
 from egressproxy.gateway.snapshot import ActiveListener, Exporters, Port, Snapshot
 from egressproxy.gateway.subject_overrides import SubjectOverrides
@@ -38,7 +39,7 @@ from egressproxy.ir.gateway import (
     TlsMode,
 )
 from egressproxy.ir.gateway import extensions as all_extensions
-from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR
+from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR, SubjectCaIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR
 from egressproxy.model.authority import Authority
 from egressproxy.model.own_names import OWN_HOST
@@ -80,6 +81,7 @@ class SnapshotBuilder:
         self.tables: dict[tuple[object, ...], tuple[HttpTable[Route], HostMap[bool]]] = {}
         self.streams: dict[tuple[int, ...], HostMap[Route]] = {}
         self.leaf_caches = CertificateCaches(previous.leaf_caches if previous is not None else None)
+        self.signers: dict[int, CertificateCache | ClientCas] = {}  # by the identity of `intercept`, as `before`
         self.exporters: Exporters = {}
         self._known_exporters = previous.exporters if previous is not None else {}
 
@@ -253,15 +255,35 @@ class SnapshotBuilder:
         self.streams[key] = yield from HostMap.building(entries)
         return self.streams[key]
 
-    def certificate_caches(self, specs: Iterable[InterceptIR]) -> Work[HostMap[CertificateCache]]:
+    def certificate_caches(self, specs: Iterable[InterceptIR]) -> Work[HostMap[CertificateCache | ClientCas]]:
         """The hosts whose tunnels are opened, each with the certificates of its CA."""
-        made: HostMap[CertificateCache] = HostMap()
+        made: HostMap[CertificateCache | ClientCas] = HostMap()
         for spec in specs:
-            found = self.leaf_caches.of((spec.chain_pem, spec.key_pem, spec.policy), self.metrics.interceptions)
+            found = self.signers.get(id(spec))
+            if found is None:
+                found = self.signers[id(spec)] = self.signer(spec)
             for hostname in spec.hostnames:
                 made.setdefault(hostname, found)
             yield None
         return made
+
+    def signer(self, spec: InterceptIR) -> CertificateCache | ClientCas:
+        """What signs for the clients of an `intercept`."""
+        others = self.certificate_cache(spec, spec)
+        if others is not None and not spec.by_subject:
+            return others
+        entries = (
+            (each.subjects, self.certificate_cache(each, spec, each.secret), each.why) for each in spec.by_subject
+        )
+        return ClientCas(entries, others, spec.policy)
+
+    def certificate_cache(
+        self, ca: InterceptIR | SubjectCaIR, spec: InterceptIR, secret: str = ""
+    ) -> CertificateCache | None:
+        """The leaves of a CA of `spec`; None where it cannot be used. `secret`: it is that of some clients."""
+        if not ca.chain_pem:
+            return None
+        return self.leaf_caches.of((ca.chain_pem, ca.key_pem, spec.policy), self.metrics.interceptions, secret)
 
     def context(self, tls: ListenerTlsIR, *, shares_port: bool, alpn: tuple[str, ...]) -> BlockingWork[ssl.SSLContext]:
         """The TLS context of a listener, made once for equal settings. Raises ssl.SSLError, ValueError."""

@@ -16,6 +16,7 @@ from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
 from egressproxy.gateway.enforcement import report_only_denial
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
+from egressproxy.gateway.leaf_certificates.client_cas import ClientCas
 from egressproxy.gateway.route import SELF_SERVICE, Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.policy import Mode
@@ -246,7 +247,9 @@ def not_opened(host: str, policy: str) -> Denied:
     return Denied(Reason.DESTINATION_DENIED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
 
 
-def stream_certificates(port: Port, listener: ActiveListener, authority: Authority | None) -> CertificateCache | None:
+def stream_certificates(
+    port: Port, listener: ActiveListener, authority: Authority | None
+) -> CertificateCache | ClientCas | None:
     """The certificates for a stream whose TLS is to be opened; None: it passes unread. Where the listener ends TLS
     itself, or shares its port with HTTPS, `route_of_stream` refuses such a stream.
     """

@@ -12,9 +12,8 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Final
 
-from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, GatewayFault, Reason
+from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import check_destination_policy, default_route, of_client
 from egressproxy.gateway.exchange.client import Client
@@ -25,6 +24,7 @@ from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
+from egressproxy.gateway.leaf_certificates.distrust import DISTRUST, distrust, handshake_denial
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority
@@ -32,23 +32,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_peer import has_said_hello, server_name
-
-#: What OpenSSL calls the alerts of clients that do not believe a certificate (RFC 8446 section 6.2): who does not know
-#: the CA, and who pins another key, say one of these, as their library has it.
-_DISTRUST: Final = frozenset(
-    {
-        "TLSV1_ALERT_UNKNOWN_CA",
-        "SSLV3_ALERT_BAD_CERTIFICATE",
-        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
-        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
-        "SSLV3_ALERT_CERTIFICATE_REVOKED",
-        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
-        "TLSV1_ALERT_ACCESS_DENIED",
-        "TLSV1_ALERT_DECRYPT_ERROR",
-        "TLSV1_BAD_CERTIFICATE_STATUS_RESPONSE",
-    }
-)
 
 
 async def intercept(
@@ -76,13 +59,14 @@ async def intercept(
     else:
         fault = await verified(exchange, client, authority)
     client.state.check_open()
+    certificate_cache.check_in_force()
     if not exchange.status:
         client.accept_tunnel()
         exchange.status, exchange.first_byte_at = 200, monotonic()
     tunnel = OpenedTunnel(authority, b"https", fault)
     results = accounting.metrics.interceptions.results
     try:
-        if await end_tls(context, accounting, exchange, client, tunnel):
+        if await end_tls(context, accounting, exchange, client, tunnel, certificate_cache):
             results["ok"] += 1
         else:
             results["unused"] += 1
@@ -159,7 +143,12 @@ def as_fault(error: GatewayError) -> GatewayError:
 
 
 async def end_tls(
-    context: ssl.SSLContext, accounting: Accounting, exchange: Exchange, client: Client, tunnel: OpenedTunnel
+    context: ssl.SSLContext,
+    accounting: Accounting,
+    exchange: Exchange,
+    client: Client,
+    tunnel: OpenedTunnel,
+    certificate_cache: CertificateCache,
 ) -> bool:
     """The handshake with the client. Returns when it has said something inside; False where it leaves before, as
     libraries do that verify behind the handshake. Raises Denied, ClientGone, BadRequest (CLIENT_TIMEOUT).
@@ -167,7 +156,7 @@ async def end_tls(
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bool] = loop.create_future()
     rest = client.detach()
-    tls = OpenedTls(context, accounting, exchange, client, tunnel, done)
+    tls = OpenedTls(context, accounting, exchange, client, tunnel, certificate_cache, done)
     timer = loop.call_later(client.listener.timeouts.tls_handshake_s or 60.0, tls.abort_handshake)
     parked = PendingProtocol()
     parked.transport = client.transport
@@ -196,6 +185,7 @@ class OpenedTls(ServedTls):
         exchange: Exchange,
         outer: Client,
         tunnel: OpenedTunnel,
+        certificate_cache: CertificateCache,
         begun: asyncio.Future[bool],
     ) -> None:
         self._outer: Client | None = outer
@@ -203,6 +193,7 @@ class OpenedTls(ServedTls):
         self._series = exchange.series
         self._give_slot_back: Callable[[], None] | None = None  # the place of the tunnel, from the handshake on
         self._tunnel = tunnel
+        self._certificate_cache = certificate_cache
         client = ClientConnection(outer.request_handler, outer.wheel, outer.state)
         client.tunnel = tunnel
         copy_identity(client, outer)
@@ -222,13 +213,15 @@ class OpenedTls(ServedTls):
             return
         try:
             outer.state.check_open()  # a reload may have come while the client took its time
-        except GatewayFault as fault:
+            self._certificate_cache.check_in_force()
+        except (Denied, GatewayFault) as fault:
             client.discard()
             self.abort()
             self._settle(fault)
             return
         self._speak(peer, partial(OpenedHttp2, tunnel=self._tunnel))
         outer.state.replace(outer.counted, self)
+        self._certificate_cache.add_opened(self)
         pipeline = outer.pipeline
         self._give_slot_back, pipeline.on_complete = pipeline.on_complete, None
         self._series.tunnel_opened()
@@ -255,36 +248,10 @@ class OpenedTls(ServedTls):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._certificate_cache.end_opened(self)
         if self._give_slot_back is not None:
             self._give_slot_back()
             self._series.tunnel_ended()
         if self._begun is not None:
             reason = getattr(self._error, "reason", None)
-            self._settle(distrust(self._tunnel.authority, self._error) if reason in _DISTRUST else False)
-
-
-def handshake_denial(error: Exception, peer: ssl.SSLObject, authority: Authority) -> GatewayError:
-    """Why the client's TLS in the tunnel has not come about."""
-    reason, host = getattr(error, "reason", None), authority.host
-    detail = f"{type(error).__name__}: {error}"
-    named = server_name(peer)
-    if named not in ("", host):
-        message = f"the ClientHello in the tunnel to {authority} names another server (SNI)"
-        return Denied(Reason.SNI_MISMATCH, message, detail=f"SNI {named}")
-    if isinstance(error, TimeoutError):
-        return BadRequest(Reason.CLIENT_TIMEOUT, f"the TLS handshake in the tunnel to {authority} took too long")
-    has_left = not isinstance(error, ssl.SSLError) or reason == "UNEXPECTED_EOF_WHILE_READING"
-    if reason in _DISTRUST or (has_left and has_said_hello(peer)):
-        return distrust(authority, error)
-    if has_left:
-        return ClientGone("the client left in the TLS handshake of its tunnel")
-    return Denied(Reason.NOT_TLS, f"the tunnel to {authority} has to carry TLS that can be opened", detail=detail)
-
-
-def distrust(authority: Authority, error: Exception | None) -> Denied:
-    """The client has seen the certificate, and has refused it, or has left without a word."""
-    host = authority.host
-    message = f"a client does not trust the certificate that it is shown for {host}: it lacks the CA, or pins a key"
-    remedy = f"give the client the CA (`egressproxy ca trust`), or take {host} out of intercept.hostnames"
-    detail = f"{type(error).__name__}: {error}" if isinstance(error, ssl.SSLError) else "it left without an alert"
-    return Denied(Reason.INTERCEPTION_REFUSED, message, remedy=remedy, detail=detail)
+            self._settle(distrust(self._tunnel.authority, self._error) if reason in DISTRUST else False)

@@ -74,7 +74,8 @@ class MessageExchange:
         """The message as the server gets it. Raises GatewayError as a request that the client sends now, and
         ConfigurationChanged.
         """
-        exchange = self.exchange
+        exchange, original = self.exchange, message
+        message = self._api.request_of(message)
         exchange.request.body = len(message)
         await self._admit(exchange)
         chain = self._route.chain.messages
@@ -82,7 +83,11 @@ class MessageExchange:
         await self._run(chain.request_headers)
         message = await _through(chain.request_body, exchange, message)
         self._keep_backend(exchange)
-        return await self._to_backend(exchange, message)
+        message = await self._to_backend(exchange, message)
+        try:
+            return self._api.message_of(original, message)
+        except Unreadable as error:
+            raise Rejected(f"this message cannot be sent as filters have left it: {error}", status=400) from None
 
     async def _admit(self, exchange: Exchange) -> None:
         client, pipeline, upgrade = self._client, self.pipeline, self._messages.upgrade.copy()
@@ -140,6 +145,10 @@ class MessageExchange:
         await self._run(chain.backend_request)
         exchange.keep(SENT_BODY, None)
         return message
+
+    def told(self) -> None:
+        """The server gets the message, and answers nothing to it."""
+        self.exchange.status = 200
 
     def sent(self) -> None:
         """The server gets the message."""

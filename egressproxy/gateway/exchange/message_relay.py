@@ -21,7 +21,7 @@ from typing import Final
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.base import Rejected
-from egressproxy.filters.messages import MessageApi, Messages
+from egressproxy.filters.messages import Asked, MessageApi, Messages
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
@@ -230,22 +230,27 @@ class MessageRelay:
         )
         response.exchange.bytes_in = size
         try:
-            begins = await in_turns(self._api.beginning_response(message))
+            asked = await in_turns(self._api.asked(message))
         except Unreadable as error:
             self._response = response
             refusal = Rejected(f"a message of this WebSocket cannot be looked at: {error}", status=400)
             self._refuse(refusal)
             self._close(CloseCode.POLICY, refusal.message)
             return
-        if not begins:
+        if asked is Asked.NOTHING:
             self.server.send_text(message)
             return
         self._response = response
         try:
             message = await response.request(message)
-            if not self.client.says_no_more:  # it has left while filters waited: the server does not begin
+            if self.client.says_no_more:  # it has left while filters waited: the server does not begin
+                return
+            self.server.send_text(message)
+            if asked is Asked.RESPONSE:
                 response.sent()
-                self.server.send_text(message)
+            else:
+                response.told()
+                self._end_response()
         except GatewayError as error:
             self._refuse(error)
             if error.close or error.reason in (Reason.CREDENTIALS_REFUSED, Reason.CREDENTIALS_REQUIRED):
@@ -258,6 +263,15 @@ class MessageRelay:
         response = self._response
         message = await self._take(self.server)
         if message is None:
+            return
+        try:
+            aside = self._api.aside(message, is_asked=response is not None)
+        except Unreadable as error:
+            self._break(WebSocketFault(CloseCode.POLICY, f"it cannot be read: {error}"), self.server)
+            return
+        if aside is not None:
+            if aside:
+                self.client.send_text(aside)
             return
         if response is None:
             unasked = WebSocketFault(CloseCode.POLICY, "the server has said what no request has asked for")

@@ -332,8 +332,10 @@ class Pipeline(HeldConnection):
         try:
             if is_admitted and listener.variants is not None:
                 listener = self.listener = listener.variants.of(exchange.identity)
-            certificates = self.certificates = listener.certificates_for(authority.host)
-            if certificates is None:
+            cas = listener.certificates_for(authority.host)
+            if cas is not None:
+                certificates = self.certificates = cas.for_client(exchange.identity)
+            else:
                 self.route, noted = route_tunnel(listener, authority)
                 exchange.note_denials(*noted)
                 if exchange.identity.grant is not None:
@@ -392,8 +394,9 @@ class Pipeline(HeldConnection):
         yield IDENTIFY
         if self.route is None:
             own = self.listener = of_client(exchange, listener)
-            certificates = self.certificates = stream_certificates(state.port, own, exchange.authority)
-            if certificates is not None:
+            cas = stream_certificates(state.port, own, exchange.authority)
+            if cas is not None:
+                self.certificates = cas.for_client(exchange.identity)
                 yield INTERCEPT
                 return
             self._route_stream(exchange, own)

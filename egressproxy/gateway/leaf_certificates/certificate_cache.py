@@ -13,11 +13,12 @@ import ssl
 from collections import Counter
 from collections.abc import Callable
 from time import time
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from egressproxy.errors import GatewayFault, Reason
+from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.gateway.leaf_certificates.certificate_signer import CannotSign, CertificateSigner, SigningProcess
 from egressproxy.ir.gateway import CertificateIR
+from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.model.certificate import Leaf
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.tls_contexts.contexts import leaf_context
@@ -26,10 +27,12 @@ from egressproxy.telemetry.counters import Interceptions
 #: What tells CAs apart: chain, key, and the policy that is named where something is wrong with them.
 LeafKey = tuple[str, SecretBytes, str]
 
-#: Names whose leaves are kept: 2 MB. The one that was not asked for the longest goes first.
+#: Names whose leaves are kept, by all CAs together: 2 MB. The one that was not asked for the longest goes first.
 MAX_LEAVES: Final = 1024
 #: Of these the names whose contexts are kept: 2.5 MB.
 MAX_CONTEXTS: Final = 128
+#: Of each CA, however many there are.
+MIN_KEPT: Final = 2
 #: OpenSSL keeps a session (1 KB) of each client of TLS 1.2 that uses no tickets, 20,480 for each context, and Python's
 #: ssl cannot tell it not to. A context with more than this is replaced: 16 MB for all of them.
 MAX_SESSIONS: Final = 128
@@ -48,18 +51,45 @@ class _Kept(NamedTuple):
     renewed_at: float
 
 
+class Opened(Protocol):
+    """A connection with a client that was shown a leaf."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+class ShownTo:
+    """The connections of clients that were shown leaves of a CA of some clients, over its rotations."""
+
+    __slots__ = ("connections", "is_withdrawn")
+
+    def __init__(self) -> None:
+        self.connections: set[Opened] = set()
+        self.is_withdrawn = False
+
+
 class CertificateCache:
-    """The leaves of one CA. It lives as long as that CA is in the configuration."""
+    """The leaves of one CA. It lives as long as that CA is in the configuration. `secret` is the CA of some clients
+    (namespace/name), "" one for all.
+    """
 
     __slots__ = (
         "_certificates", "_chain_pem", "_clock", "_contexts", "_counted", "_key_pem", "_of_client", "_signer",
-        "_waiting", "policy",
+        "_waiting", "max_contexts", "max_leaves", "policy", "secret", "shown_to",
     )  # fmt: skip
 
     def __init__(
-        self, key: LeafKey, counted: Interceptions, signer: CertificateSigner, clock: Callable[[], float] = time
+        self,
+        key: LeafKey,
+        counted: Interceptions,
+        signer: CertificateSigner,
+        clock: Callable[[], float] = time,
+        secret: str = "",
     ) -> None:
         """`clock`: seconds since the epoch."""
+        self.secret = secret
+        self.max_leaves, self.max_contexts = MAX_LEAVES, MAX_CONTEXTS
+        self.shown_to = ShownTo() if secret else _ALL
         self._chain_pem, self._key_pem, self.policy = key
         self._counted = counted
         self._signer = signer
@@ -68,6 +98,37 @@ class CertificateCache:
         self._contexts: dict[str, ssl.SSLContext] = {}  # of some of them; oldest use first
         self._of_client: Counter[str] = Counter()
         self._waiting: dict[str, list[asyncio.Future[ssl.SSLContext]]] = {}
+
+    def for_client(self, _identity: CallerIdentity) -> CertificateCache:
+        """As of ClientCas: the same for all clients."""
+        return self
+
+    def withdraw(self) -> None:
+        """Nobody is shown its leaves any more, and connections of clients that were are closed."""
+        shown_to = self.shown_to
+        shown_to.is_withdrawn = True
+        self._certificates.clear()
+        self._contexts.clear()
+        while shown_to.connections:
+            shown_to.connections.pop().abort()
+
+    def follow(self, successor: CertificateCache) -> None:
+        """It is rotated: its connections go on, until the successor is withdrawn."""
+        successor.shown_to.connections |= self.shown_to.connections
+        self.shown_to = successor.shown_to
+
+    def check_in_force(self) -> None:
+        """Raises Denied where the CA was withdrawn. Ask behind whatever may last."""
+        if self.shown_to.is_withdrawn:
+            raise no_ca(self.policy, "the CA of this client was withdrawn")
+
+    def add_opened(self, connection: Opened) -> None:
+        """A client was shown a leaf."""
+        if self.secret:
+            self.shown_to.connections.add(connection)
+
+    def end_opened(self, connection: Opened) -> None:
+        self.shown_to.connections.discard(connection)
 
     def known(self, host: str) -> ssl.SSLContext | None:
         """The context for this name (lower case), if there is one whose leaf still lives for a while."""
@@ -114,6 +175,8 @@ class CertificateCache:
             leaf = process.mint(self._chain_pem, self._key_pem, host, now)
             kept = _Kept(leaf, max(leaf.expires_at - RENEWED_S, now + (leaf.expires_at - now) / 2))
             self._counted.minted += 1
+            if self.secret:
+                self._counted.of_ca[self.secret] += 1
         certificate = CertificateIR(host, kept.leaf.chain_pem, kept.leaf.key_pem, (host,))
         return kept, leaf_context(certificate, host)
 
@@ -124,22 +187,28 @@ class CertificateCache:
         if not self._of_client[client]:
             del self._of_client[client]
         error = made.exception()
-        if error is None:
+        if error is None and not self.shown_to.is_withdrawn:
             kept, context = made.result()
             self._certificates.pop(host, None)
             self._certificates[host] = kept
             self._contexts[host] = context
-            if len(self._certificates) > MAX_LEAVES:
+            while len(self._certificates) > self.max_leaves:
                 del self._certificates[next(iter(self._certificates))]
-            if len(self._contexts) > MAX_CONTEXTS:
+            while len(self._contexts) > self.max_contexts:
                 del self._contexts[next(iter(self._contexts))]
         for future in waiting:
             if future.done():  # whoever has waited has left
                 continue
-            if error is None:
-                future.set_result(context)
-            else:
+            if error is not None:
                 future.set_exception(unusable(self.policy, error))
+            elif self.shown_to.is_withdrawn:
+                future.set_exception(no_ca(self.policy, "the CA of this client was withdrawn"))
+            else:
+                future.set_result(context)
+
+
+#: Of CAs for all clients, which are not withdrawn.
+_ALL: Final = ShownTo()
 
 
 def seen(made: asyncio.Future[ssl.SSLContext]) -> None:
@@ -157,21 +226,47 @@ def unusable(policy: str, error: BaseException) -> GatewayFault:
     return GatewayFault(Reason.INTERCEPTION_FAILED, message, rule=rule, remedy=remedy, detail=detail)
 
 
+def no_ca(policy: str, why: str) -> Denied:
+    """Why the tunnel of a client is refused that has no CA."""
+    message = f"TLS to this host is to be opened (intercept of policy {policy}), and {why}"
+    remedy = "give the client a CA: intercept.bySubject, or `egressproxy ca new`; or have intercept.caCertificateRef"
+    return Denied(Reason.DESTINATION_DENIED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
+
+
 class CertificateCaches:
-    """Those of one snapshot, by CA. The next one keeps those of its CAs, and the minter. `known`: in service."""
+    """Those of one snapshot, by CA, and for CAs of some clients by Secret. The next one keeps those of its CAs, and the
+    minter. `known`: in service.
+    """
 
     __slots__ = ("_known", "_made", "_signer")
 
     def __init__(self, known: CertificateCaches | None = None) -> None:
         self._known = known._made if known is not None else {}
-        self._made: dict[LeafKey, CertificateCache] = {}
+        self._made: dict[tuple[LeafKey, str], CertificateCache] = {}
         self._signer: CertificateSigner = known._signer if known is not None else CertificateSigner()
 
-    def of(self, key: LeafKey, counted: Interceptions) -> CertificateCache:
+    def of(self, key: LeafKey, counted: Interceptions, secret: str = "") -> CertificateCache:
         """The one for this CA."""
-        found = self._made.get(key) or self._known.get(key) or CertificateCache(key, counted, self._signer)
-        self._made[key] = found
+        at = key, secret
+        found = self._made.get(at) or self._known.get(at) or CertificateCache(key, counted, self._signer, secret=secret)
+        self._made[at] = found
         return found
 
     def forget_known(self) -> None:
+        """All are made, and share the room."""
         self._known = {}
+        for each in self._made.values():
+            each.max_leaves = max(MIN_KEPT, MAX_LEAVES // len(self._made))
+            each.max_contexts = max(MIN_KEPT, MAX_CONTEXTS // len(self._made))
+
+    def replaced_by(self, fresh: CertificateCaches, counted: Interceptions) -> None:
+        """Withdraw the CAs of some clients that `fresh`, which is in service now, has no more under their name."""
+        theirs = {(key[2], secret): cache for (key, secret), cache in fresh._made.items() if secret}
+        for (key, secret), cache in self._made.items():
+            successor = theirs.get((key[2], secret))
+            if successor is None and secret:
+                cache.withdraw()
+            elif successor is not None and successor is not cache:
+                cache.follow(successor)
+        for gone in counted.of_ca.keys() - {secret for _, secret in theirs}:
+            del counted.of_ca[gone]

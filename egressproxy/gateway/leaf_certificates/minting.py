@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 from cryptography import x509
@@ -30,6 +31,9 @@ LEAF_S: Final = 24 * 3600.0
 BACKDATED_S: Final = 3600.0
 #: Of a common name (RFC 5280, ub-common-name); what is longer stands in the subject alternative name alone.
 _MAX_COMMON_NAME: Final = 64
+
+#: Names that are permitted say nothing of addresses.
+_EVERY_ADDRESS: Final = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
 
 _PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey
 
@@ -107,18 +111,28 @@ class SigningCa:
 
 
 def new_ca(
-    name: str, now_s: float, days: int, permitted: Sequence[str] = (), excluded: Sequence[str] = ()
+    name: str,
+    now_s: float,
+    days: float,
+    permitted: Sequence[str] = (),
+    excluded: Sequence[str] = (),
+    path_length: int = 1,
 ) -> tuple[str, SecretBytes]:
-    """A new root (ECDSA P-256): its certificate and its key, PEM. Below it may be one that follows it, and leaves.
+    """A new root (ECDSA P-256): its certificate and its key, PEM. Below it may be one that follows it, unless
+    `path_length` is 0, and leaves.
 
     `name` is its common name. `permitted`: DNS names (each stands for itself and what is below it) for which alone
-    clients believe it; `excluded`: for which they never do (RFC 5280 section 4.2.1.10). None: no constraint.
+    clients believe it, and for no address; `excluded`: for which they never do (RFC 5280 section 4.2.1.10). None: no
+    constraint.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.fromtimestamp(now_s, UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    constraints = x509.NameConstraints(_subtrees(permitted), _subtrees(excluded)) if permitted or excluded else None
-    builder = _ca_builder(subject, key.public_key(), 1, constraints)
+    constraints = None
+    if permitted or excluded:
+        addresses = [x509.IPAddress(network) for network in _EVERY_ADDRESS] if permitted else []
+        constraints = x509.NameConstraints(_subtrees(permitted), [*(_subtrees(excluded) or ()), *addresses] or None)
+    builder = _ca_builder(subject, key.public_key(), path_length, constraints)
     builder = builder.issuer_name(subject).not_valid_before(now - timedelta(seconds=BACKDATED_S))
     builder = builder.not_valid_after(now + timedelta(days=days))
     made = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()

@@ -15,7 +15,7 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.net.process import close_memory
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _ca(chain_pem: str, key_pem: SecretBytes) -> SigningCa:
     return SigningCa(chain_pem, key_pem)
 

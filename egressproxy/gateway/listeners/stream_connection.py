@@ -33,7 +33,6 @@ from egressproxy.gateway.exchange.pipeline import (
 )
 from egressproxy.gateway.exchange.readmission import changed, take_over
 from egressproxy.gateway.exchange.relay import hand_over, relay
-from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
@@ -255,8 +254,7 @@ async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: Stre
             accounting.note_ech(exchange, client.hello.sni or "-")
         elif action == INTERCEPT:
             assert named is not None
-            assert pipeline.certificates is not None
-            await open_stream(accounting, exchange, client, named, listener, pipeline.certificates)
+            await open_stream(accounting, exchange, client, named, listener)
 
 
 async def open_tunnel(
@@ -322,7 +320,6 @@ async def open_stream(
     client: StreamConnection,
     listener: ActiveListener,
     own: ActiveListener,
-    certificate_cache: CertificateCache,
 ) -> None:
     """End the client's TLS, and serve what it asks inside, as in a CONNECT (`exchange/interception`). `own`: the
     listener as it is for this client. Raises as `intercept` and `identify`.
@@ -333,7 +330,10 @@ async def open_stream(
         if accounting.gate is not None:
             client.pipeline.tenant = accounting.gate.admit(exchange, own.spec.policy.priority)
         assert exchange.authority is not None
-        await intercept(accounting, exchange, outer, exchange.authority, own, certificate_cache)
+        cas = own.certificates_for(exchange.authority.host)
+        assert cas is not None
+        certificates = cas.for_client(exchange.identity)
+        await intercept(accounting, exchange, outer, exchange.authority, own, certificates)
     finally:
         outer.discard()
 

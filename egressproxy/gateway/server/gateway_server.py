@@ -193,6 +193,7 @@ class GatewayServer:
         places = (place for place in self._bound if not is_unix(place[0]))
         self.network.own = OwnSockets(map(_socket, places), map(_socket, own))
         if old is not None:
+            old.leaf_caches.replaced_by(fresh.leaf_caches, self.metrics.interceptions)
             for spec, cluster in old.clusters.items():
                 if spec not in fresh.clusters:
                     cluster.retire()

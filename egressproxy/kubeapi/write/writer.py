@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from egressproxy.kubeapi.write import staging
 from egressproxy.kubeapi.write.write import Result, Verb, Write, WriteRefused, Written, read_outcomes, write_writes
@@ -16,11 +17,14 @@ from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import CompiledConfig
+from egressproxy.processes.pickling import dumps
 
 log = logging.getLogger(__name__)
 
 #: The function of the process that loads which works writes out.
 ANSWER: Final = "egressproxy.kubeapi.write.answer:answer"
+#: As `ANSWER`, of CAs for interception.
+ISSUING: Final = "egressproxy.kubeapi.write.issuing:answer"
 #: Puts a configuration into service. Raises WriteRefused, and has changed nothing then.
 Serve = Callable[[CompiledConfig], Awaitable[None]]
 
@@ -76,6 +80,12 @@ class Writer:
             if isinstance(error, WriteRefused):
                 return [error]
             return [WriteRefused(503, "ServiceUnavailable", str(error))]
+
+    async def ask_issuing(self, query: tuple[object, ...]) -> dict[str, Any]:
+        """What `issuing` answers. Raises LoadingFailed, OSError."""
+        asked = LoadRequest(tuple(self._config), self._bind, b"", self._folder, experimental=self._experimental)
+        found: dict[str, Any] = await self._loader.ask(ISSUING, dumps((write_request(asked), query)), json.loads)
+        return found
 
     async def _write(self, writes: Sequence[Write], memory: bytes, serve: Serve) -> list[Result]:
         """Raises WriteRefused, LoadingFailed, OSError, what `serve` raises; nothing is kept then."""

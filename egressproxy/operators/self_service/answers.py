@@ -138,12 +138,15 @@ def check(exchange: Exchange, listener: ActiveListener, url: str, method: str, d
     except (KeyError, ValueError, AuthorityError):
         raise ValueError("write the URL as http://host/path or https://host/path, without a user") from None
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    is_tunnel = parts.scheme == "https" and listener.is_forward and listener.certificates_for(authority.host) is None
+    cas = listener.certificates_for(authority.host) if parts.scheme == "https" and listener.is_forward else None
+    is_tunnel = parts.scheme == "https" and listener.is_forward and cas is None
     head = RequestHead(b"CONNECT" if is_tunnel else method.encode(), target.encode(), Fields())
     asked = Exchange(exchange.client, exchange.gateway, exchange.listener, exchange.started_at, exchange.identity)
     asked.request, asked.method, asked.authority = head, head.method, authority
     asked.path, asked.is_tunnel = parts.path.encode() or b"/", is_tunnel
     try:
+        if cas is not None:
+            cas.for_client(exchange.identity)
         route = decide(listener, authority, head)[0]
         if exchange.identity.grant is not None:
             check_grant(exchange.identity.grant, asked, route)

@@ -645,7 +645,12 @@ def test_a_policy_is_read_in_full() -> None:
                 "reverseCheck": "Report",
             },
             "tls": {"minVersion": "1.3", "caBundleRefs": [{"kind": "ConfigMap", "name": "ca"}]},
-            "intercept": {"hostnames": ["*.b.test"], "caCertificateRef": {"name": "ca"}},
+            "intercept": {
+                "hostnames": ["*.b.test"],
+                "caCertificateRef": {"name": "ca"},
+                "bySubject": [{"subjects": [{"namespace": "n"}], "caCertificateRef": {"name": "ca"}}],
+                "issuing": {"maxLifetime": "12h", "maxCount": 5},
+            },
             "identity": {
                 "certificate": {"caCertificateRefs": [{"kind": "ConfigMap", "name": "ca"}]},
                 "required": True,

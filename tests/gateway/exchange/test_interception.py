@@ -355,8 +355,8 @@ def test_a_tunnel_goes_on_behind_a_reload_and_new_ones_are_opaque_without_the_se
 class StreamTls(TlsClient):
     """TLS inside a tunnel on a stream of HTTP/2."""
 
-    def __init__(self, outer: Http2Peer, stream: int, alpn: tuple[str, ...]) -> None:
-        super().__init__(outer.wire, Trusting(), "a.example", alpn=alpn)  # type: ignore[arg-type]
+    def __init__(self, outer: Http2Peer, stream: int, alpn: tuple[str, ...], pki: Pki | None = None) -> None:
+        super().__init__(outer.wire, pki or Trusting(), "a.example", alpn=alpn)  # type: ignore[arg-type]
         self.outer, self.stream = outer, stream
         outer.says(stream, self.hello())
         self._take()

@@ -283,6 +283,11 @@ def test_placeholders_stand_for_values_as_long_as_the_server_may_remember_them(c
     assert server.hears()["input"] == "and <EMAIL_2>"
     server.says(*text_of("<EMAIL_1>, <EMAIL_2>"), COMPLETED)
     assert client.hears()["delta"] == "ann@corp.example, bob@corp.example"
+    client.hears()
+    client.says({**CREATE, "input": "once more", "previous_response_id": "r"})  # without a value of its own
+    server.hears()
+    server.says(*text_of("<EMAIL_1>"), COMPLETED)
+    assert client.hears()["delta"] == "ann@corp.example"
 
 
 def test_tokens_count_for_each_response(converse: Start):
@@ -738,9 +743,3 @@ def test_it_stays_closed_where_another_filter_could_not_hold(converse: Start, ot
         "filter_rejected",
         "EgressPolicy agents/default",
     )
-
-
-def test_a_realtime_session_stays_closed(converse: Start):
-    talk = converse(config(*TOOLS))
-    talk.client >> upgrade(b"/v1/realtime?model=gpt-realtime")
-    talk.client.take(rb"(?s)HTTP/1.1 403 .*\Z")

@@ -34,6 +34,7 @@ from egressproxy.config.compile.policies.ineffective_fields import (
 )
 from egressproxy.config.compile.policies.layers import Layer, Layers, Level, Lost
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger
+from egressproxy.config.compile.policies.signing_cas import SigningCas
 from egressproxy.config.compile.policies.subjects import MAX_COMBINED, NOBODY, has_conditions
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.source_addresses import missing_sources
@@ -74,7 +75,7 @@ class PolicyAttachments:
         self._resources = resources
         self._tls_policies = tls_policies
         self._references = references
-        self._merger = Merger(references)
+        self._merger = Merger(references, resources)
         #: Every policy, oldest first.
         self.objects = sorted(resources.of(EgressPolicy), key=age_of)
         self._foreign = ForeignPolicies(references)
@@ -292,13 +293,24 @@ class PolicyAttachments:
         if faults is not None:
             faults.set_conditions(conditions)
         if policy.spec.intercept is not None:
-            ca = self._merger.signing_ca(policy)
-            if isinstance(ca, UnresolvedRef):
-                message = f"spec.intercept.caCertificateRef: {ca.with_hint}; the names that it lists are denied"
-                conditions.fail("ResolvedRefs", ca.reason, message)
-            elif outside := outside_constraints(ca, policy.spec.intercept.hostnames):
+            self._state_cas(conditions, policy, self._merger.signing_cas(policy))
+
+    def _state_cas(self, conditions: Conditions, policy: EgressPolicy, cas: SigningCas) -> None:
+        """State what is wrong with the CAs of its `intercept`."""
+        assert policy.spec.intercept is not None
+        if policy.spec.intercept.issuing is not None and self._resources.has_cluster:
+            note = "intercept.issuing does nothing here: CAs are made where --api-writes is on"
+            conditions.add_note("Accepted", f"{note}; write bySubject.")
+        if cas.problems:
+            closed = "the names that it lists are denied" if cas.spec is None else "its clients are refused"
+            message = "; ".join(f"{where}: {problem.with_hint}; {closed}" for where, problem in cas.problems[:3])
+            conditions.fail("ResolvedRefs", cas.problems[0][1].reason, message)
+        written = (each for each in cas.read if each[0].startswith("spec."))  # others are for few names on purpose
+        for where, ca in written:
+            if outside := outside_constraints(ca, policy.spec.intercept.hostnames):
                 shown = ", ".join(outside[:3]) + (f" and {len(outside) - 3} more" if len(outside) > 3 else "")
-                note = f"intercept.hostnames: no client believes the CA for {shown}, by its name constraints"
+                which = "" if where.endswith("intercept.caCertificateRef") else f" of {where.removeprefix('spec.')}"
+                note = f"intercept.hostnames: no client believes the CA{which} for {shown}, by its name constraints"
                 conditions.add_note("Accepted", f"{note}; take these names out, or make a CA that may sign them.")
 
     def _takes_effect(self, lost: Lost, policy: EgressPolicy, target: Key) -> bool:

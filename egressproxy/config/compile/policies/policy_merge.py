@@ -53,12 +53,13 @@ from egressproxy.config.compile.policies.restrictions import (
     merge_destinations,
     merge_limits,
 )
+from egressproxy.config.compile.policies.signing_cas import SigningCas, signing_cas
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.source_addresses import source_address
+from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.traffic import TrafficTimeouts
-from egressproxy.ir.gateway import CertificateIR
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.policy import ConnectionsIR, InterceptIR, Mode, PolicyIR, Priority, TimeoutsIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
@@ -99,13 +100,14 @@ class Merged:
 class Merger:
     """Merges layers, and remembers what each policy lost against others."""
 
-    __slots__ = ("_dns", "_identities", "_references", "_signing", "effective")
+    __slots__ = ("_dns", "_identities", "_references", "_resources", "_signing", "effective")
 
-    def __init__(self, references: References) -> None:
+    def __init__(self, references: References, resources: ResourceSet) -> None:
         self._references = references
+        self._resources = resources
         self.effective = EffectivePolicy()
         self._dns = DnsMerger(references, self.effective)
-        self._signing: dict[Key, CertificateIR | UnresolvedRef] = {}
+        self._signing: dict[Key, SigningCas] = {}
         #: By the policies that say it.
         self._identities: dict[object, tuple[IdentityIR | None, dict[str, None]]] = {}
 
@@ -173,16 +175,11 @@ class Merger:
             unread += [problem] if problem else []
         return [*_blockers(policy), *_misplaced(policy, level), *unread]
 
-    def signing_ca(self, policy: EgressPolicy) -> CertificateIR | UnresolvedRef:
-        """The CA of its `intercept`, read once; or why it cannot be had."""
+    def signing_cas(self, policy: EgressPolicy) -> SigningCas:
+        """The CAs of its `intercept`, read once."""
         found = self._signing.get(policy.key)
         if found is None:
-            assert policy.spec.intercept is not None
-            try:
-                found = self._references.signing_ca(policy, policy.spec.intercept.ca_certificate_ref)
-            except UnresolvedRef as unresolved:
-                found = unresolved
-            self._signing[policy.key] = found
+            found = self._signing[policy.key] = signing_cas(self._references, self._resources, policy)
         return found
 
     # --- settings: the more specific one wins ------------------------------------------------------------------------
@@ -217,12 +214,9 @@ class Merger:
         found = {}
         for layer in ordered:
             for policy in layer.policies if layer.level <= Level.LISTENER else ():
-                section = policy.spec.intercept
-                if section is None:
-                    continue
-                ca = self.signing_ca(policy)
-                if not isinstance(ca, UnresolvedRef):
-                    found[layer, policy] = InterceptIR(section.hostnames, ca.chain_pem, ca.key_pem, policy.full_name)
+                spec = self.signing_cas(policy).spec if policy.spec.intercept is not None else None
+                if spec is not None:
+                    found[layer, policy] = spec
         return found
 
     def _identity(self, ordered: Sequence[Layer], unenforceable: dict[str, None]) -> IdentityIR | None:

@@ -15,7 +15,8 @@ from typing import Final
 
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.policy import EgressPolicy, Subject
-from egressproxy.ir.gateway import ListenerIR, SubjectIR
+from egressproxy.ir.gateway import ListenerIR
+from egressproxy.ir.policy import SubjectIR
 from egressproxy.model.caller_identity import namespace_in
 from egressproxy.model.published_object import Key
 

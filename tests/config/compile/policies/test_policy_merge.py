@@ -15,6 +15,7 @@ from egressproxy.ir.policy import (
     Mode,
     PolicyIR,
     ReverseCheck,
+    SubjectIR,
 )
 from egressproxy.upstream.dns_server import parse_server
 from tests.config.compile.kit import (
@@ -422,6 +423,65 @@ def test_names_for_which_no_client_believes_the_ca_are_told(
     assert ("name constraints" in accepted[2]) is bool(outside)
     assert outside in accepted[2]
     assert listener(made).policy.intercepts
+
+
+def issued_secret(name: str, subject: object, *, key: bool = True, of: str = "policy") -> str:
+    said = json.loads(ca_secret())
+    said["metadata"]["name"] = name
+    said["type"] = "egressproxy.io/interception-ca"
+    said["stringData"] |= {"policy": of, "subject": json.dumps(subject)}
+    if not key:
+        del said["stringData"]["tls.key"]
+    return json.dumps(said)
+
+
+def test_cas_of_clients_come_in_order_and_those_that_cannot_be_read_are_closed():
+    section = """intercept:
+  hostnames: ['*.a.example']
+  bySubject:
+  - {subjects: [{namespace: a}, {identity: b/users#c}], caCertificateRef: {name: ca}}
+  - {subjects: [{namespace: b}], caCertificateRef: {name: gone}}
+  - {subjects: [{group: g, claim: {name: c, value: v}}], caCertificateRef: {name: ca}}
+"""
+    made = compiled(FORWARD, policy(section), ca_secret())
+    (found,) = listener(made).policy.intercepts
+    assert found.chain_pem == ""
+    shown = [(each.subjects, each.secret, bool(each.chain_pem), each.why) for each in found.by_subject]
+    assert shown == [
+        ((SubjectIR("a"), SubjectIR(identity="b/users#c")), "default/ca", True, ""),
+        ((SubjectIR("b"),), "default/gone", False, "it cannot be read"),
+        ((SubjectIR(group="g", claim=("c", "v")),), "default/ca", True, ""),
+    ]
+    told = of_policy(made, "ResolvedRefs")[2]
+    assert "spec.intercept.bySubject[1].caCertificateRef" in told
+    assert "its clients are refused" in told
+
+
+def test_cas_that_were_made_go_before_others_and_the_more_specific_client_first():
+    section = (
+        "intercept: {hostnames: ['*.a.example'],"
+        " bySubject: [{subjects: [{namespace: a}], caCertificateRef: {name: ca}}]"
+    )
+    secrets = [
+        issued_secret("a-account", {"namespace": "a", "serviceAccount": "x"}, key=False),
+        issued_secret("b-account", {"namespace": "a", "serviceAccount": "x"}),
+        issued_secret("namespace", {"namespace": "a"}),
+        issued_secret("name", {"identity": "spiffe://t/ns/a/sa/x"}),
+        issued_secret("broken", {"nobody": 1}),
+        issued_secret("other", {"namespace": "a"}, of="other"),
+    ]
+    made = compiled(FORWARD, policy(section + ", issuing: {}}"), ca_secret(), *secrets)
+    (found,) = listener(made).policy.intercepts
+    assert [(each.secret, each.why) for each in found.by_subject] == [
+        ("default/name", ""),
+        ("default/b-account", ""),
+        ("default/a-account", "it was withdrawn"),
+        ("default/namespace", ""),
+        ("default/ca", ""),
+    ]
+    assert "Secret broken: its entry subject is no subject" in of_policy(made, "ResolvedRefs")[2]
+    made = compiled(FORWARD, policy(section + "}"), ca_secret(), *secrets)
+    assert [each.secret for each in listener(made).policy.intercepts[0].by_subject] == ["default/ca"]
 
 
 def test_interception_is_for_gateways():

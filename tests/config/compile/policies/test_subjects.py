@@ -10,8 +10,8 @@ from egressproxy.config.compile.policies.subjects import MAX_COMBINED, client_se
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.ir.gateway import ListenerIR, SubjectIR
-from egressproxy.ir.policy import Mode, PolicyIR
+from egressproxy.ir.gateway import ListenerIR
+from egressproxy.ir.policy import Mode, PolicyIR, SubjectIR
 from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, listener, of_policy, policy
 
 OLDER = 'creationTimestamp: "2024-01-01T00:00:00Z"'
