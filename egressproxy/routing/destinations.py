@@ -371,6 +371,11 @@ class Permission:
             "destinations decide about the rest, and about what is below a wildcard where they have an allow list"
         )
 
+    @property
+    def ports(self) -> frozenset[int]:
+        """The ports of the backend; empty for every port."""
+        return self._ports or frozenset()
+
     def names(self, authority: Authority) -> bool:
         """Whether the route itself permits this host and port. The host may be a wildcard, for all hosts below it."""
         if self._ports is not None and authority.port not in self._ports:

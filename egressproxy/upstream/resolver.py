@@ -351,6 +351,10 @@ class Resolver:
         system = self._system.read()
         return system.servers, [name for name in system.names(host) if not _is_nobodys(name)]
 
+    def servers_for(self, host: str) -> Sequence[Server]:
+        """The servers that are asked for this name."""
+        return self._servers_for(host)[0]
+
     def why_not_asked(self, host: str) -> str:
         """Why no server is asked for a name, in words; "" where one is."""
         found = self._without_dns(host)

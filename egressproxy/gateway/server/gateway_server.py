@@ -22,7 +22,7 @@ from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.gateway.identity.seen_values import SharedSeenValues
-from egressproxy.gateway.listeners.bound_port import BoundPort
+from egressproxy.gateway.listeners.bound_port import BoundPort, DnsService
 from egressproxy.gateway.overload.memory_pressure import OverloadState
 from egressproxy.gateway.overload.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.gateway.server.endpoint_reports import reports_to
@@ -31,8 +31,8 @@ from egressproxy.gateway.snapshot import Port, Snapshot, replace_endpoints
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
+from egressproxy.model.listening_place import is_connection
 from egressproxy.model.own_names import new_pseudonym
-from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.cooperative import in_turns
 from egressproxy.net.listening import BindError, bind, bind_error
 from egressproxy.net.loop import poller
@@ -87,6 +87,7 @@ class GatewayServer:
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
         self._is_hurried = False
+        self._dns: DnsService | None = None
         self.overload = OverloadManager(
             limits, self.connection_manager, self._ports, self._clusters, self.network.mirror_requests
         )
@@ -168,10 +169,20 @@ class GatewayServer:
 
     def _bind_port(self, port: Port) -> BoundPort:
         try:
-            return BoundPort(self._bind(port.address, port.number), port, self.connection_manager, self.metrics)
+            sock = self._bind(port.address, port.number)
+            return BoundPort(sock, port, self.connection_manager, self.metrics, self._dns_service)
         except OSError as error:
             listeners = ", ".join(f"{live.gateway}/{live.name}" for live in port.listeners)
             raise bind_error(listeners, port.address, port.number, error) from None
+
+    def _dns_service(self) -> DnsService:
+        """What answers queries of DNS: imported here, since few gateways have such a listener."""
+        if self._dns is None:
+            from egressproxy.gateway.listeners.dns_transports import DnsTransports
+
+            tables = self.catalog.keyed
+            self._dns = DnsTransports(self.connection_manager.accounting, self.network, self.metrics, tables)
+        return self._dns
 
     def _swap(
         self, fresh: Snapshot, new: dict[tuple[str, int], BoundPort], own: Iterable[tuple[str, int]]
@@ -189,7 +200,9 @@ class GatewayServer:
                 bound.close_idle()
                 self._closing.add(bound)
         self._closing = {bound for bound in self._closing if bound.open_connections}
-        places = (place for place in self._bound if not is_unix(place[0]))
+        if self._dns is not None:
+            self._dns.forget()
+        places = (place for place in self._bound if is_connection(place[0]))
         self.network.own = OwnSockets(map(_socket, places), map(_socket, own))
         if old is not None:
             for spec, cluster in old.clusters.items():

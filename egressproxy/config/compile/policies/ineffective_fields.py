@@ -32,7 +32,7 @@ _BEFORE_CLIENTS: Final = (
 )
 #: Fields (attributes below `spec`) that do something on targets of some kinds alone: what to write, and these kinds.
 _ELSEWHERE: Final = (
-    ("a Gateway", _GATEWAYS, ("identity", *_BEFORE_CLIENTS)),
+    ("a Gateway", _GATEWAYS, ("identity", "name_server", *_BEFORE_CLIENTS)),
     (
         "a Gateway or a route",
         (*_GATEWAYS, *(kind.KIND for kind in _ROUTES)),
