@@ -9,6 +9,7 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 from egressproxy.ir.identity import IdentityIR
+from egressproxy.ir.name_server import DEFAULT_ANSWERS, NameServerIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import SecretBytes
@@ -211,34 +212,6 @@ class DnsIR:
     reverse_check: ReverseCheck = ReverseCheck.OFF
 
 
-class NameAddresses(str, Enum):
-    """EgressPolicy `nameServer.addresses`: the addresses in answers, those of the name or the gateway's own."""
-
-    RESOLVED = "Resolved"
-    GATEWAY = "Gateway"
-
-
-class NameDenials(str, Enum):
-    """EgressPolicy `nameServer.denials`: the response code for names that policy denies."""
-
-    REFUSED = "Refused"
-    NXDOMAIN = "NXDomain"
-
-
-@dataclass(frozen=True, slots=True)
-class NameServerIR:
-    """The answers of listeners of DNS. `queries` of one client in each window; `new_names` as in DnsIR."""
-
-    addresses: NameAddresses = NameAddresses.RESOLVED
-    gateway_addresses: tuple[IPAddress, ...] = ()
-    denials: NameDenials = NameDenials.REFUSED
-    max_ttl_s: float = 60.0
-    queries: int = 200
-    queries_window_s: float = 1.0
-    new_names: int = 100
-    new_names_window_s: float = 60.0
-
-
 @dataclass(frozen=True, slots=True)
 class InterceptIR:
     """EgressPolicy `intercept` of `policy`: tunnels to these names (exact or `*.suffix`) are intercepted."""
@@ -414,7 +387,7 @@ class PolicyIR:
     destinations: DestinationsIR = DestinationsIR()
     addresses: AddressesIR = AddressesIR()
     dns: DnsIR = DnsIR()
-    name_server: NameServerIR = NameServerIR()
+    name_server: NameServerIR = DEFAULT_ANSWERS
     timeouts: TimeoutsIR = TimeoutsIR()
     kept: ConnectionsIR = ConnectionsIR()
     #: HTTP/2 clients may open WebSockets (RFC 8441).

@@ -31,7 +31,8 @@ from egressproxy.config.resources.values import (
     TrustDomain,
     check_unique,
 )
-from egressproxy.ir.policy import Dnssec, Family, Mode, NameAddresses, NameDenials, ReverseCheck, SniCheck
+from egressproxy.ir.name_server import NameAddresses, NameDenials
+from egressproxy.ir.policy import Dnssec, Family, Mode, ReverseCheck, SniCheck
 
 # --- destinations and addresses --------------------------------------------------------------------------------------
 

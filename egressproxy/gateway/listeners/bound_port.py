@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
@@ -26,7 +26,6 @@ from egressproxy.gateway.listeners.transparent_connection import TransparentConn
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import Port
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.model.listening_place import is_datagram
 from egressproxy.net.listener_watch import ListenerWatch
 from egressproxy.net.listening import BACKLOG, accepting_unix
 from egressproxy.net.loop import poller
@@ -51,38 +50,20 @@ PAUSE_S: Final = 0.1
 SILENCE_S: Final = 10.0
 
 
-class DnsService(Protocol):
-    """Answers queries of DNS, on listeners of that protocol."""
-
-    def connection(self, state: OpenConnections) -> asyncio.BaseProtocol:
-        """What serves one connection of a client."""
-
-    def datagrams(self, sock: socket.socket) -> Callable[[OpenConnections], None]:
-        """The call that answers what has come on a socket of datagrams."""
-
-    def forget(self) -> None:
-        """Forget what was worked out of listeners: another configuration is in service."""
-
-
 class BoundPort:
-    """Accepts connections for whatever the current snapshot has at this address and port; or receives datagrams.
-
-    `dns` gives the service of listeners of DNS, which is imported with its first use.
+    """Accepts connections for whatever the current snapshot has at this address and port. `dns` makes those of DNS;
+    `receive`, if not None, reads datagrams from the socket instead.
     """
 
     def __init__(
-        self,
-        sock: socket.socket,
-        port: Port,
-        connection_manager: HttpConnectionManager,
-        metrics: Metrics,
-        dns: Callable[[], DnsService],
-    ) -> None:
+        self, sock: socket.socket, port: Port, connection_manager: HttpConnectionManager, metrics: Metrics,
+        dns: Callable[[OpenConnections], asyncio.BaseProtocol], receive: Callable[[OpenConnections], None] | None,
+    ) -> None:  # fmt: skip
         self._sock = sock
         self._connection_manager = connection_manager
         self._metrics = metrics
         self._dns = dns
-        self._receive = dns().datagrams(sock) if is_datagram(port.address) else None
+        self._receive = receive
         self._watch: ListenerWatch | None = None  # while connections are accepted
         self._pause: asyncio.TimerHandle | None = None
         self._silent_until = 0.0
@@ -222,7 +203,7 @@ class BoundPort:
     def _accept_client(self) -> asyncio.BaseProtocol:
         port = self.state.port
         if port.is_dns:
-            return self._dns().connection(self.state)
+            return self._dns(self.state)
         if port.is_stream:
             return StreamConnection(self._connection_manager, self._metrics, self.state)
         if port.tls is None:

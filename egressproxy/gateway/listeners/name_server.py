@@ -16,56 +16,48 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from ipaddress import ip_address
-from itertools import islice
 from math import inf
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final
 
-from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason
+from egressproxy.errors import Denied, GatewayError, LimitExceeded, Reason
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import (
-    HTTP_PORT,
-    HTTPS_PORT,
-    Noted,
-    check_destination_policy,
-    default_route,
-    of_client,
-    route_tunnel,
-)
-from egressproxy.gateway.exchange.error_responses import internal_fault, is_denial
+from egressproxy.gateway.exchange.admission import HTTPS_PORT, of_client
+from egressproxy.gateway.exchange.error_responses import internal_fault
 from egressproxy.gateway.exchange.identification import identify_stream
 from egressproxy.gateway.exchange.pipeline import Pipeline
+from egressproxy.gateway.listeners.name_decision import (
+    SAID,
+    Way,
+    cluster_for,
+    code_for,
+    extended_code,
+    named_ports,
+    own_addresses,
+    ways,
+)
 from egressproxy.gateway.overload.request_gate import Tenant
-from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
-from egressproxy.ir.backend import Destination
-from egressproxy.ir.policy import NameAddresses, NameDenials, NameServerIR, Priority
+from egressproxy.ir.name_server import NameAddresses, NameServerIR
+from egressproxy.ir.policy import Priority
 from egressproxy.model.authority import Authority, AuthorityError, IPAddress, parse_host
 from egressproxy.model.caller_identity import ANONYMOUS
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.exchange_trace import TRACE
-from egressproxy.model.listening_place import is_connection
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.per_client_quota import PerClientQuota, client_of, identity_of, most_of, origin_of
 from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 from egressproxy.protocols.dns.messages import (
     AAAA,
     AXFR,
-    BLOCKED,
     CODES,
     IXFR,
-    NO_REACHABLE_AUTHORITY,
     NOERROR,
     NOT_READY,
-    NOT_SUPPORTED,
-    NXDOMAIN,
-    OTHER,
-    PROHIBITED,
     PTR,
     REFUSED,
-    SERVFAIL,
     TYPES,
     A,
     BadQuery,
@@ -85,20 +77,8 @@ from egressproxy.upstream.new_hostname_rate_limit import KeyedTables, NewHostnam
 MAX_WAITING: Final = 2048
 #: The most clients whose queries are counted apart.
 MAX_CLIENTS: Final = 16_384
-#: The rules of a name that are looked at.
-MAX_RULES: Final = 256
 #: Rounding in sums of intervals.
 _ROUNDING: Final = 1e-6
-#: Denials of the client rather than of the name it asks for.
-_OF_CLIENT: Final = frozenset((
-    Reason.CREDENTIALS_REQUIRED, Reason.CREDENTIALS_REFUSED, Reason.CLIENT_CERTIFICATE, Reason.IDENTITY_KILLED,
-    Reason.LOOP_DETECTED, Reason.NEW_NAMES,
-))  # fmt: skip
-#: What a resolver says of a name: it is no failure.
-_SAID: Final = {Reason.DNS_NXDOMAIN: NXDOMAIN, Reason.DNS_NO_ADDRESS: NOERROR}
-_EXTENDED: Final = {
-    Reason.DNS_TIMEOUT: NO_REACHABLE_AUTHORITY, Reason.OVERLOADED: NOT_READY, Reason.METHOD_NOT_ALLOWED: NOT_SUPPORTED,
-}  # fmt: skip
 TOO_MANY: Final = Refusal(
     Reason.REQUEST_RATE,
     "a DNS query was dropped: its client asks more often than nameServer.queries allows",
@@ -108,17 +88,9 @@ TOO_MANY: Final = Refusal(
 Send = Callable[[bytes], None]
 
 
-class _Way(NamedTuple):
-    """A port on which a name is allowed."""
-
-    port: int
-    route: Route
-    noted: Noted
-
-
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A query until it is answered. `listener` is that of its client."""
+    """A query until it is answered. `listener` has the policies for its client."""
 
     query: DnsQuery
     exchange: Exchange
@@ -127,8 +99,8 @@ class _Asked:
     is_tcp: bool
     pipeline: Pipeline = field(default_factory=Pipeline)
     tenant: Tenant | None = None
-    waits_for: str = ""  # whose share it counts for, while it waits
-    ways: Iterator[_Way] = field(default_factory=lambda: iter(()))
+    waits_for: str = ""  # the client whose share of MAX_WAITING is one less meanwhile
+    ways: Iterator[Way] = field(default_factory=lambda: iter(()))
 
     @property
     def settings(self) -> NameServerIR:
@@ -219,7 +191,7 @@ class NameServer:
             found = self._new_names[key] = NewHostnameRateLimit(*key, self._tables, "nameServer.newNames")
         return found
 
-    # --- who asks, and for what ------------------------------------------------------------------------------------
+    # --- client and name ------------------------------------------------------------------------------------------
     def _admit(self, asked: _Asked) -> None:
         """Find out who asks, and on which ports the name is allowed. Raises GatewayError where it is on none."""
         query, exchange = asked.query, asked.exchange
@@ -241,44 +213,14 @@ class NameServer:
             raise Denied(Reason.METHOD_NOT_ALLOWED, message, status=405, remedy=remedy)
         if exchange.authority is None:
             raise Denied(Reason.DESTINATION_NOT_ALLOWED, "the name of the query is not that of a host")
-        asked.ways = iter(self._ways(asked.listener, exchange.authority.host))
+        asked.ways = ways(asked.listener, exchange.authority.host, self._named_ports(asked.listener))
 
-    def _ways(self, listener: ActiveListener, host: str) -> Iterator[_Way]:
-        """The ports on which the name is allowed, with what serves it there. Raises the denial of the first port where
-        it is allowed on none.
-        """
-        first, found = None, False
-        for port in self._candidates(listener, host):
-            try:
-                way = _Way(port, *decide_name(listener, Authority(host, port)))
-            except GatewayError as error:
-                first = first or error.with_traceback(None)
-                continue
-            found = True
-            yield way
-        if not found and first is not None:
-            raise first
-
-    def _candidates(self, listener: ActiveListener, host: str) -> Sequence[int]:
-        """The ports on which a decision may differ: those that something names, and one that nothing does."""
+    def _named_ports(self, listener: ActiveListener) -> tuple[int, ...]:
+        """The ports that the destinations of a listener name."""
         known = self._ports.get(listener)
         if known is None:
-            policy = listener.spec.policy.destinations
-            rules = (rule for group in (*policy.allow, policy.deny) for rule in group)
-            known = self._ports[listener] = tuple(dict.fromkeys(port for rule in rules for port in rule.ports))
-        routes = rules_of(listener, host)
-        stream = listener.streams.match(host)
-        if stream is not None:
-            routes.append(stream)
-        named = dict.fromkeys((HTTPS_PORT, HTTP_PORT, *known))
-        for route in routes:
-            named.update(dict.fromkeys(route.ports.get(host) or ()))
-            if route.permission is not None:
-                named.update(dict.fromkeys(route.permission.ports))
-            for rule in route.policy.destinations.deny:
-                named.update(dict.fromkeys(rule.ports))
-        other = next(port for port in range(1, len(named) + 2) if port not in named)
-        return (*named, other)
+            known = self._ports[listener] = named_ports(listener.spec.policy.destinations)
+        return known
 
     # --- its addresses -----------------------------------------------------------------------------------------------
     def _look_up(self, asked: _Asked) -> None:
@@ -299,7 +241,7 @@ class NameServer:
             return
         cluster = cluster_for(asked.listener, way.route, authority.host)
         resolver = cluster.opener.resolver
-        for server in resolver.servers_for(authority.host):
+        for server in resolver.servers_for(authority.host)[0]:
             if self._network.own.has_listener(ip_address(server.host.partition("%")[0]), server.port):
                 raise _loop(f"the name server {server.label} is a listener of this gateway")
         found = resolver.cached(authority.host)
@@ -318,7 +260,7 @@ class NameServer:
         waiter = resolver.resolve(authority.host, client, who)
         waiter.add_done_callback(partial(self._resolved, asked, cluster, way))
 
-    def _resolved(self, asked: _Asked, cluster: Cluster, way: _Way, waiter: Waiter) -> None:
+    def _resolved(self, asked: _Asked, cluster: Cluster, way: Way, waiter: Waiter) -> None:
         try:
             self._found(asked, cluster, way, waiter.result())
         except GatewayError as error:
@@ -326,7 +268,7 @@ class NameServer:
         except Exception as error:
             self._fail(asked, internal_fault(error, f"exchange {asked.exchange.request_id}"))
 
-    def _found(self, asked: _Asked, cluster: Cluster, way: _Way, resolved: Sequence[IPAddress]) -> None:
+    def _found(self, asked: _Asked, cluster: Cluster, way: Way, resolved: Sequence[IPAddress]) -> None:
         """Answer with those of the addresses that policy lets be dialled on some port. Raises Denied."""
         authority = asked.exchange.authority
         assert authority is not None
@@ -352,7 +294,7 @@ class NameServer:
     def _fail(self, asked: _Asked, error: GatewayError) -> None:
         exchange, reason = asked.exchange, error.reason
         exchange.status = error.status
-        code = _SAID.get(reason)
+        code = SAID.get(reason)
         if code is not None:
             exchange.reason, exchange.status = reason, 404
             self._end(asked, code, write_response(asked.query, code, is_tcp=asked.is_tcp))
@@ -393,75 +335,6 @@ class NameServer:
 
 
 _TYPE_NAMES: Final = frozenset((*TYPES.values(), "-"))
-
-
-def decide_name(listener: ActiveListener, authority: Authority) -> tuple[Route, Noted]:
-    """What serves a connection to this name and port, whatever is spoken in it: a tunnel, or requests by some rule.
-    Raises Denied where nothing may.
-    """
-    denied: GatewayError | None = None
-    if listener.certificates_for(authority.host) is None:
-        try:
-            return route_tunnel(listener, authority)
-        except Denied as error:
-            denied = error.with_traceback(None)
-    for route in rules_of(listener, authority.host):
-        if route.serves(authority.host, authority.port):
-            with suppress(Denied):
-                return route, check_destination_policy(route, authority) if route.has_destination_policy else ()
-    if denied is not None:
-        raise denied
-    return default_route(listener, authority)
-
-
-def rules_of(listener: ActiveListener, host: str) -> list[Route]:
-    """The rules of HTTPRoutes for this host, the first MAX_RULES of them."""
-    return [match.payload for match in islice(listener.http.rules_of(host), MAX_RULES)]
-
-
-def cluster_for(listener: ActiveListener, route: Route, host: str) -> Cluster:
-    """The cluster that resolves this name: of the route's own backend where it is the destination that clients name or
-    has this hostname, else of the listener. Raises GatewayFault.
-    """
-    for each in (route, listener.defaults.route if listener.defaults is not None else None):
-        for backend in each.backends if each is not None else ():
-            if backend.cluster is not None:
-                spec = backend.cluster.spec.backend
-                if spec.destination is Destination.DYNAMIC or spec.hostname == host:
-                    return backend.cluster
-    message = f"{host} leads to a backend with other addresses than its own"
-    raise GatewayFault(Reason.BACKEND_INVALID, message, remedy="write nameServer.addresses: Gateway in an EgressPolicy")
-
-
-def own_addresses(listener: ActiveListener) -> tuple[IPAddress, ...]:
-    """The addresses at which clients reach the gateway. Raises GatewayFault where they are not known."""
-    written = listener.spec.policy.name_server.gateway_addresses
-    if written:
-        return written
-    bound = (ip_address(each) for each in listener.spec.addresses if is_connection(each))
-    found = tuple(each for each in bound if not each.is_unspecified)
-    if not found:
-        message = "the gateway listens on every address, so that its own is not known"
-        remedy = "write nameServer.gatewayAddresses in an EgressPolicy, or spec.addresses in the Gateway"
-        raise GatewayFault(Reason.BACKEND_INVALID, message, remedy=remedy)
-    return found
-
-
-def code_for(error: GatewayError, settings: NameServerIR) -> int:
-    """The response code of an error: NXDOMAIN, where it is chosen, for names that policy denies."""
-    if error.reason in _SAID:
-        return _SAID[error.reason]
-    if not is_denial(error):
-        return SERVFAIL
-    hides = settings.denials is NameDenials.NXDOMAIN and extended_code(error) == BLOCKED
-    return NXDOMAIN if hides else REFUSED
-
-
-def extended_code(error: GatewayError) -> int:
-    """The code of RFC 8914 for an error."""
-    if error.reason in _OF_CLIENT:
-        return PROHIBITED
-    return _EXTENDED.get(error.reason, BLOCKED if is_denial(error) else OTHER)
 
 
 def _checked(asked: _Asked, cluster: Cluster, resolved: Sequence[IPAddress]) -> Iterator[tuple[IPAddress, ...]]:

@@ -60,12 +60,11 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.ir.identity import IdentityIR
+from egressproxy.ir.name_server import DEFAULT_ANSWERS, NameServerIR
 from egressproxy.ir.policy import (
-    NO_POLICY,
     ConnectionsIR,
     InterceptIR,
     Mode,
-    NameServerIR,
     PolicyIR,
     Priority,
     TimeoutsIR,
@@ -141,7 +140,7 @@ class Merger:
             destinations=destinations,
             addresses=merge_addresses(ordered, reported, is_public_alone=is_public_alone),
             dns=self._dns.merge(ordered, unenforceable),
-            name_server=NO_POLICY.name_server if is_routed else self._name_server(ordered),
+            name_server=DEFAULT_ANSWERS if is_routed else self._name_server(ordered),
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
             extended_connect=bool(self._traffic_winner(ordered, "http2.extended_connect")),
