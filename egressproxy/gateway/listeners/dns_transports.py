@@ -100,7 +100,17 @@ def _arrived_at(found: Iterable[tuple[int, int, bytes]]) -> Ancillary:
 class DnsConnection(asyncio.Protocol):
     """A client's connection, which counts against the limits of its listener."""
 
-    __slots__ = ("_buffer", "_client", "_deadline", "_is_full", "_pending", "_server", "_state", "_transport")
+    __slots__ = (
+        "_buffer",
+        "_client",
+        "_deadline",
+        "_has_ended",
+        "_is_full",
+        "_pending",
+        "_server",
+        "_state",
+        "_transport",
+    )
 
     def __init__(self, server: NameServer, state: OpenConnections) -> None:
         self._server = server
@@ -108,6 +118,7 @@ class DnsConnection(asyncio.Protocol):
         self._buffer = bytearray()
         self._pending = 0
         self._is_full = False  # the client does not read
+        self._has_ended = False
         self._client = "-"
         self._deadline = Deadline(server.wheel, self._time_is_over)
         self._transport: asyncio.Transport | None = None
@@ -146,6 +157,7 @@ class DnsConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """A client may end its side behind its queries (RFC 7766 section 6.2.4)."""
+        self._has_ended = True
         return self._pending > 0
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -186,11 +198,11 @@ class DnsConnection(asyncio.Protocol):
         self._pending -= 1
         if self._transport is None:
             return
-        if not response or self._state.is_closed:
+        if response:
+            self._transport.write(len(response).to_bytes(_LENGTH) + response)
+        if not response or self._state.is_closed or (self._has_ended and not self._pending):
             self._transport.close()
-            return
-        self._transport.write(len(response).to_bytes(_LENGTH) + response)
-        if self._pending == MAX_PENDING - 1:
+        elif self._pending == MAX_PENDING - 1:
             asyncio.get_running_loop().call_soon(self._read)  # not below the turn in which `_read` was called
 
     def _time_is_over(self) -> None:

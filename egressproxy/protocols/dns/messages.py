@@ -61,6 +61,8 @@ _IN: Final = 1
 _MAX_NAME: Final = 255
 _QR, _TC, _RD, _RA, _CD = 0x8000, 0x0200, 0x0100, 0x0080, 0x0010
 _EXTENDED_ERROR: Final = 15
+#: Bytes of an OPT record without options, and of an extended error without its text.
+_OPT_BYTES, _ERROR_BYTES = 1 + _FIXED.size, 6
 #: The name of the question, as a pointer to it: so that it keeps its letters (draft-vixie-dnsext-dns0x20).
 _TO_QUESTION: Final = b"\xc0\x0c"
 #: CPU "RFC8482", OS "" (RFC 8482 section 4.2).
@@ -142,8 +144,8 @@ def write_response(
     error: ExtendedError | None = None,
     is_tcp: bool,
 ) -> bytes:
-    """The response: of these addresses those of the asked family. Over UDP what does not fit is left out, and TC says
-    so; `error` is told to a client with EDNS alone, and is shortened first.
+    """The response: of these addresses the first MAX_ADDRESSES of the asked family, which every client takes over UDP.
+    `error` is told to a client with EDNS alone; over UDP as much of its text as fits.
     """
     records = b""
     count = 0
@@ -155,12 +157,12 @@ def write_response(
         if address.version == version and count < MAX_ADDRESSES:
             records += _record(query.kind, ttl_s, address.packed)
             count += 1
-    options = _options(error, MAX_TEXT_TCP if is_tcp else MAX_TEXT_UDP) if query.has_edns and error is not None else b""
-    most = 65535 if is_tcp else min(max(query.payload, LEAST_UDP), MOST_UDP)
-    flags = _QR | query.flags & (_RD | _CD) | _RA
-    if _HEADER.size + len(query.question) + len(records) + _opt_bytes(query, options) > most:
-        records, count, flags = b"", 0, flags | _TC
-    head = _HEADER.pack(query.identifier, flags | code & 0x0F, 1, count, 0, int(query.has_edns))
+    options = b""
+    if error is not None and query.has_edns:
+        room = min(query.payload, MOST_UDP) - _HEADER.size - len(query.question) - _OPT_BYTES - _ERROR_BYTES
+        options = _options(error, MAX_TEXT_TCP if is_tcp else min(MAX_TEXT_UDP, room))
+    flags = _QR | query.flags & (_RD | _CD) | _RA | code & 0x0F
+    head = _HEADER.pack(query.identifier, flags, 1, count, 0, int(query.has_edns))
     return head + query.question + records + _opt(query, code, options)
 
 
@@ -251,7 +253,3 @@ def _opt(query: DnsQuery, code: int, options: bytes) -> bytes:
         return b""
     ttl = code >> 4 << 24 | (0x8000 if query.wants_dnssec else 0)
     return b"\0" + _FIXED.pack(OPT, MOST_UDP, ttl, len(options)) + options
-
-
-def _opt_bytes(query: DnsQuery, options: bytes) -> int:
-    return 1 + _FIXED.size + len(options) if query.has_edns else 0
