@@ -173,6 +173,8 @@ def place_of(sock: socket.socket) -> Place:
     if not is_udp and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise ValueError("a socket was given on which nobody listens: write Accept=no in its unit")
     name = sock.getsockname()
+    if is_udp and not name[1]:
+        raise ValueError("a socket of UDP was given that is bound to no port")
     if sock.family == socket.AF_UNIX:
         if not isinstance(name, str) or not name.startswith("/"):
             raise ValueError("a Unix socket was given that has no path")

@@ -85,6 +85,8 @@ def test_redirected_clients_learn_the_names_that_policy_allows(tmp_path: Path):
                 assert "EDE: 21 (Not Supported)" in dig("-x", "10.9.0.9")
                 assert getaddrinfo(ORIGIN) == {"10.9.0.9", "fd09::9"}
                 assert getaddrinfo(DENIED) == set()
+                resolv.write_text(f"nameserver {ELSEWHERE}\nsearch team.svc.cluster.local\noptions ndots:5\n")
+                assert getaddrinfo(ORIGIN) == {"10.9.0.9", "fd09::9"}, "as in a Pod"
                 manifests[1]["spec"]["nameServer"] = {"denials": "NXDomain"}
                 gateway.reload(manifests)
                 assert "status: NXDOMAIN" in dig(DENIED)

@@ -271,7 +271,7 @@ def test_the_client_is_known_by_its_address(start: Any):
     assert (asked.code("a.example"), asked.record["reason"]) == ("REFUSED", "identity_killed")
 
 
-# --- limits and attacks ------------------------------------------------------------------------------------------------
+# --- limits and attacks ----------------------------------------------------------------------------------------------
 
 
 def test_a_client_that_asks_too_often_is_told_to_come_over_tcp_or_nothing(start: Any):

@@ -102,7 +102,8 @@ def test_why_is_told_to_a_client_with_edns_alone():
     (option,) = made.options
     assert isinstance(option, dns.edns.EDEOption)
     assert (option.code, made.rcode(), made.payload) == (15, dns.rcode.REFUSED, MOST_UDP)
-    assert option.text is not None and told.text.startswith(option.text)
+    assert option.text is not None
+    assert told.text.startswith(option.text)
     assert MAX_TEXT_UDP - 2 < len(option.text.encode()) <= MAX_TEXT_UDP
     assert len(write_response(query(use_edns=0), REFUSED, error=told, is_tcp=True)) > 1024
     assert not read(write_response(query(), REFUSED, error=told, is_tcp=False)).opt
@@ -174,9 +175,7 @@ def test_any_bytes_are_a_query_or_an_error(wire: bytes, head: bool):
     if head:
         wire = b"\0\7\1\0\0\1\0\0\0\0\0\1" + wire
     try:
-        found = read_query(wire)
+        response = write_response(read_query(wire), REFUSED, error=ExtendedError(BLOCKED, "x"), is_tcp=False)
     except BadQuery as bad:
-        assert len(bad.response) <= max(12, len(wire) + 11)
-    else:
-        response = write_response(found, REFUSED, error=ExtendedError(BLOCKED, "x"), is_tcp=False)
-        assert response[:2] == wire[:2]
+        response = bad.response
+    assert not response or (response[:2] == wire[:2] and len(response) <= len(wire) + 32)
