@@ -113,7 +113,7 @@ def test_what_does_not_listen_is_not_taken():
     client = socket.create_connection(server.getsockname())
     with server, client, pytest.raises(ValueError, match="Accept=no"):
         given(client)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, pytest.raises(ValueError, match="bound to no port"):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, pytest.raises(ValueError, match="to no port"):
         given(datagrams)
 
 

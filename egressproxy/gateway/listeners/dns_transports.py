@@ -25,8 +25,8 @@ from egressproxy.protocols.dns.messages import MAX_QUERY
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.new_hostname_rate_limit import KeyedTables
 
-#: Datagrams that are read in one turn.
-MAX_AT_ONCE: Final = 64
+#: Queries of one socket that are answered in one turn of the loop.
+MAX_AT_ONCE: Final = 16
 #: How long a connection may be without a whole query, in seconds: bytes of one that is not whole do not count.
 IDLE_S: Final = 10.0
 #: Queries of one connection that wait for their answers; further ones are not read until then.
@@ -174,8 +174,13 @@ class DnsConnection(asyncio.Protocol):
 
     def _read(self) -> None:
         """Answer the whole queries that are there."""
-        buffer = self._buffer
+        buffer, served = self._buffer, 0
         while self._transport is not None and not self._is_full and self._pending < MAX_PENDING:
+            if served == MAX_AT_ONCE:
+                self._transport.pause_reading()
+                asyncio.get_running_loop().call_soon(self._read)
+                return
+            served += 1
             length = int.from_bytes(buffer[:_LENGTH])
             if len(buffer) >= _LENGTH and not 0 < length <= MAX_QUERY:
                 self._transport.abort()

@@ -146,6 +146,7 @@ class NameServer:
             return
         exchange = self._accounting.new_exchange(client, listener, ANONYMOUS)
         exchange.scheme, exchange.method, exchange.bytes_in = b"dns", query.type_name.encode(), len(wire)
+        exchange.take(TRACE)  # spans are those of HTTP
         asked = _Asked(query, exchange, listener, send, is_tcp)
         try:
             self._admit(asked)
@@ -320,9 +321,6 @@ class NameServer:
         exchange.ended_at = monotonic()
         exchange.series.observe(exchange)
         self._accounting.access_log.record(exchange)
-        trace = exchange.state.get(TRACE)
-        if trace is not None:
-            trace.end(exchange)
         exchange.forget_state()
         self._count(asked.listener, asked.query.type_name, CODES[code].lower(), exchange)
         asked.send(response)

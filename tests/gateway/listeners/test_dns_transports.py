@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
 
 from egressproxy.gateway.listeners import dns_transports
-from egressproxy.gateway.listeners.dns_transports import MAX_PENDING, DnsConnection, DnsDatagrams
+from egressproxy.gateway.listeners.dns_transports import MAX_AT_ONCE, MAX_PENDING, DnsConnection, DnsDatagrams
 from egressproxy.gateway.listeners.name_server import NameServer
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.net.listening import bind
 from egressproxy.net.timers import TimerWheel
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 
 QUERY = b"\0\7\1\0\0\1\0\0\0\0\0\0" + b"\1a\0\0\1\0\1"
 
@@ -147,6 +149,16 @@ async def test_few_queries_of_a_connection_wait_at_once(echo: Echo):
     assert talk.sent == FRAMED
 
 
+async def test_a_turn_of_the_loop_answers_few_queries(echo: Echo):
+    """Each read may have thousands of them."""
+    talk = Talk(echo)
+    talk.connection.data_received(FRAMED * 40)
+    assert (len(echo.clients), talk.is_paused) == (MAX_AT_ONCE, True)
+    await until(lambda: len(echo.clients) == 40)
+    assert (talk.sent, talk.is_paused) == (FRAMED * 40, False)
+    talk.connection.connection_lost(None)
+
+
 def test_a_client_that_does_not_read_is_not_read(talk: Talk):
     talk.connection.pause_writing()
     talk.connection.data_received(FRAMED)
@@ -180,3 +192,12 @@ def test_a_connection_of_a_listener_that_has_gone_ends_with_its_answer(talk: Tal
     talk.state.is_closed = True
     talk.connection.data_received(FRAMED)
     assert (talk.sent, talk.is_closed) == (FRAMED, True)
+
+
+def test_a_gateway_without_a_listener_of_dns_imports_none_of_it():
+    loaded = (
+        "[name for name in sys.modules if '.listeners.name_' in name or '.listeners.dns' in name or '.dns.' in name]"
+    )
+    program = f"import sys, egressproxy.doors.data_plane, egressproxy.processes.workers.worker; print({loaded})"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WAIT_S)
+    assert ended.stdout == "[]\n"
