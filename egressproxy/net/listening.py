@@ -21,7 +21,7 @@ from egressproxy.model.unix_socket import UnixSocket, is_unix, parse_unix_socket
 BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 REMEDIES = {
-    errno.EADDRINUSE: " (`ss -ltunp` shows who has it: end that, or give the listener another port)",
+    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give the listener another port)",
     errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give the listener another port)",
     errno.EADDRNOTAVAIL: " (this machine has no such address: see spec.addresses of the Gateway, or --bind)",
 }
@@ -99,7 +99,10 @@ def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindE
         is_known = error.errno is not None and why == os.strerror(error.errno)  # else the text has a remedy
         message = f"cannot bind {address}: {why}{UNIX_REMEDIES.get(error.errno or 0, '') if is_known else ''}"
     else:
-        message = f"cannot bind {address} port {port}: {why}{REMEDIES.get(error.errno or 0, '')}"
+        remedy = REMEDIES.get(error.errno or 0, "")
+        if is_datagram(address):
+            remedy = remedy.replace("ss -ltnp", "ss -lunp")
+        message = f"cannot bind {address} port {port}: {why}{remedy}"
     return BindError(f"listener {listeners}: {message}", listeners, {(address, port): message})
 
 
