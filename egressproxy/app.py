@@ -25,7 +25,7 @@ from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.ir.telemetry import Signal
 from egressproxy.model.authority import Authority
 from egressproxy.model.certificate import Validity
-from egressproxy.model.unix_socket import is_unix
+from egressproxy.model.listening_place import place_text
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.net.process import close_memory
@@ -511,7 +511,7 @@ class App:
         if self.options.filters is not None:
             log.info("filters for Envoy (ext_proc) on %s", self.options.filters)
         for address, port, protocol, listener in () if self.options.filters is not None else self._live.places:
-            place = address if is_unix(address) else Authority(address, port).text
+            place = place_text(address, port)
             log.info("%s listener %s on %s", protocol, listener, place)
             is_for_people = self._started is None and self.options.log_format == "text"
             if not self.options.is_configured and is_for_people:

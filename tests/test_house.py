@@ -119,12 +119,15 @@ def test_a_circle_of_three_is_found():
 
 PATH_ROOMS = ("gateway", "routing", "upstream", "protocols", "net", "model", "ir", "errors")
 #: Beside the path, as filters and telemetry are: snapshots and how they are swapped, requests of the gateway's own, who
-#: asks, what is refused under load, certificates for clients, the settings of TLS and of telemetry.
+#: asks, what is refused under load, certificates for clients, the settings of TLS and of telemetry, answers of DNS, and
+#: how sockets are bound.
 BESIDE = (
     "gateway.server", "gateway.builders", "gateway.own_calls", "gateway.identity", "gateway.overload",
     "gateway.leaf_certificates", "gateway.backends.health_checks", "net.tls_contexts", "protocols.websocket",
     "gateway.exchange.message_relay", "gateway.exchange.message_exchange", "gateway.exchange.websocket_end",
     "ir.telemetry",
+    "gateway.listeners.name_server", "gateway.listeners.name_decision", "gateway.listeners.dns_transports",
+    "protocols.dns", "ir.name_server", "model.listening_place", "net.listening",
 )  # fmt: skip
 PATH_LINES = 36_000
 

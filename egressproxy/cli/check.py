@@ -15,8 +15,7 @@ import click
 from egressproxy.cli.options import bind_option, config_option, experimental_option, output_option
 from egressproxy.cli.problems import show_findings, show_problems
 from egressproxy.cli.secrets import secret_options
-from egressproxy.model.authority import Authority
-from egressproxy.model.unix_socket import is_unix
+from egressproxy.model.listening_place import place_text
 
 if TYPE_CHECKING:
     from egressproxy.config.compile.interface import Compiled
@@ -163,7 +162,7 @@ def _counted(number: int, thing: str) -> str:
 
 def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:
     for listener in compiled.spec.listeners:
-        addresses = [each if is_unix(each) else str(Authority(each, listener.port)) for each in listener.addresses]
+        addresses = [place_text(each, listener.port) for each in listener.addresses]
         protocol = listener.protocol.value
         yield {"gateway": listener.gateway, "name": listener.name, "protocol": protocol, "addresses": addresses}
 

@@ -106,6 +106,7 @@ class Port:
     is_stream: bool = field(init=False)
     is_mixed: bool = field(init=False)
     circuit_level: ListenerProtocol | None = field(init=False)  # SOCKS5, TRANSPARENT; None: another protocol
+    is_dns: bool = field(init=False)
     extended_connect: bool = field(init=False)  # every listener of HTTP has it
     trust_domains: tuple[str, ...] = field(init=False)  # whose SPIFFE ids are believed
     certificates: CertificateTable | None = field(init=False)  # who shows which others
@@ -121,6 +122,7 @@ class Port:
         self.is_stream = self.first.is_stream
         protocol = self.first.spec.protocol
         self.circuit_level = protocol if protocol.is_circuit_level else None
+        self.is_dns = protocol is ListenerProtocol.DNS
         self.is_mixed = not self.is_stream and self.listeners[-1].is_stream
         self.extended_connect = all(
             listener.spec.policy.extended_connect for listener in self.listeners if not listener.is_stream
@@ -138,7 +140,7 @@ class Port:
         self.senders = AddressTable((AddressClientIR(networks, "-", "-"),)) if networks else None
         self.terms = (
             self.is_stream, self.tls is not None, clients, None if self.is_stream else self.head_limits,
-            self.extended_connect, self.circuit_level, networks, names,
+            self.extended_connect, self.circuit_level, self.is_dns, networks, names,
         )  # fmt: skip
 
     def leads_to_stream(self, name: str) -> bool:

@@ -23,6 +23,7 @@ class ListenerProtocol(str, Enum):
     FORWARD_PROXY = "egressproxy.io/forward-proxy"
     SOCKS5 = "egressproxy.io/socks5"
     TRANSPARENT = "egressproxy.io/transparent"
+    DNS = "egressproxy.io/dns"
 
     @property
     def is_stream(self) -> bool:
@@ -37,7 +38,7 @@ class ListenerProtocol(str, Enum):
     @property
     def is_forward(self) -> bool:
         """Clients name any destination, for each request or connection."""
-        return self is ListenerProtocol.FORWARD_PROXY or self.is_circuit_level
+        return self in (ListenerProtocol.FORWARD_PROXY, ListenerProtocol.DNS) or self.is_circuit_level
 
 
 class TlsMode(str, Enum):
@@ -116,7 +117,8 @@ class PreRoutingIR:
 class ListenerIR:
     """One listener of one Gateway that can be programmed. Several may share an address and port.
 
-    `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
+    `addresses` are IP literals to bind, and `udp://` with such a literal for datagrams. `hostname` "" means every
+    host; `*.suffix` is a wildcard.
     `default_backend`: for forward-proxy listeners, and TLS listeners with interception, the Dynamic backend (with its
     policy) for allowed requests without a route. `key_urls` are those of the issuers in `policy.identity`.
     `subjects` are the policies' subjects, by policy, and `variants` the listeners for matching clients. The other

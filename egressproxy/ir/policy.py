@@ -9,6 +9,7 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 from egressproxy.ir.identity import IdentityIR
+from egressproxy.ir.name_server import DEFAULT_ANSWERS, NameServerIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import SecretBytes
@@ -415,6 +416,7 @@ class PolicyIR:
     destinations: DestinationsIR = DestinationsIR()
     addresses: AddressesIR = AddressesIR()
     dns: DnsIR = DnsIR()
+    name_server: NameServerIR = DEFAULT_ANSWERS
     timeouts: TimeoutsIR = TimeoutsIR()
     kept: ConnectionsIR = ConnectionsIR()
     #: HTTP/2 clients may open WebSockets (RFC 8441).

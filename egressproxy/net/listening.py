@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from egressproxy.model.listening_place import DATAGRAMS, is_datagram
 from egressproxy.model.unix_socket import UnixSocket, is_unix, parse_unix_socket
 
 #: The kernel's queue of connections that wait for accept().
@@ -49,24 +50,27 @@ class BindError(Exception):
 
 
 def bind(address: str, port: int, *, unread_ms: int = 0) -> socket.socket:
-    """A non-blocking listening socket on an IP address and port, or on a Unix socket (`unix://…`), which has no port.
-    After `unread_ms`, if not 0, the kernel ends connections whose peer acknowledges no data (TCP_USER_TIMEOUT, tcp(7)).
-    Raises OSError.
+    """A non-blocking listening socket on an IP address and port, or on a Unix socket (`unix://…`), which has no port;
+    or a bound one of datagrams (`udp://` in front of the address). After `unread_ms`, if not 0, the kernel ends
+    connections whose peer acknowledges no data (TCP_USER_TIMEOUT, tcp(7)). Raises OSError.
     """
     if is_unix(address):
         return bind_unix(parse_unix_socket(address))
+    is_udp, address = is_datagram(address), address.removeprefix(DATAGRAMS)
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_DGRAM if is_udp else socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if unread_ms:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
+        if not is_udp:  # with it, another process could take the datagrams
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if unread_ms:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.setblocking(False)
         sock.bind((address, port))
-        sock.listen(BACKLOG)
+        if not is_udp:
+            sock.listen(BACKLOG)
     except OSError:
         sock.close()
         raise
@@ -95,7 +99,10 @@ def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindE
         is_known = error.errno is not None and why == os.strerror(error.errno)  # else the text has a remedy
         message = f"cannot bind {address}: {why}{UNIX_REMEDIES.get(error.errno or 0, '') if is_known else ''}"
     else:
-        message = f"cannot bind {address} port {port}: {why}{REMEDIES.get(error.errno or 0, '')}"
+        remedy = REMEDIES.get(error.errno or 0, "")
+        if is_datagram(address):
+            remedy = remedy.replace("ss -ltnp", "ss -lunp")
+        message = f"cannot bind {address} port {port}: {why}{remedy}"
     return BindError(f"listener {listeners}: {message}", listeners, {(address, port): message})
 
 

@@ -15,10 +15,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from egressproxy.model.listening_place import DATAGRAMS, is_datagram
 from egressproxy.model.unix_socket import SCHEME, UnixSocket, is_unix, parse_unix_socket
 from egressproxy.net.listening import UnixListeningSocket, bind, number_of_group, number_of_user
 
-#: An IP literal and its port, or `unix://` with a path and 0.
+#: An IP literal (with `udp://` in front: of datagrams) and its port, or `unix://` with a path and 0.
 Place = tuple[str, int]
 
 
@@ -142,7 +143,7 @@ class ListeningSockets:
                 " write BindIPv6Only=ipv6-only in its unit",
             )
         sock.setblocking(False)
-        if not is_unix(address):
+        if not (is_unix(address) or is_datagram(address)):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         self._taken.add(given.place)
@@ -166,16 +167,19 @@ class ListeningSockets:
 
 def place_of(sock: socket.socket) -> Place:
     """The place on which a socket listens. Raises ValueError, a sentence, if it does not listen, and OSError."""
-    if sock.type != socket.SOCK_STREAM or sock.family not in _FAMILIES:
-        raise ValueError("a socket was given that is none of TCP, nor a Unix socket of streams")
-    if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    is_udp = sock.type == socket.SOCK_DGRAM and sock.family != socket.AF_UNIX
+    if not (is_udp or sock.type == socket.SOCK_STREAM) or sock.family not in _FAMILIES:
+        raise ValueError("a socket was given that is none of TCP or UDP, nor a Unix socket of streams")
+    if not is_udp and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise ValueError("a socket was given on which nobody listens: write Accept=no in its unit")
     name = sock.getsockname()
+    if is_udp and not name[1]:
+        raise ValueError("a socket of UDP was given that is bound to no port")
     if sock.family == socket.AF_UNIX:
         if not isinstance(name, str) or not name.startswith("/"):
             raise ValueError("a Unix socket was given that has no path")
         return f"{SCHEME}{name}", 0
-    return str(ipaddress.ip_address(name[0].partition("%")[0])), name[1]
+    return f"{DATAGRAMS * is_udp}{ipaddress.ip_address(name[0].partition('%')[0])}", name[1]
 
 
 _FAMILIES: Final = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
@@ -184,7 +188,7 @@ _FAMILIES: Final = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 def _asked(address: str, port: int) -> Place:
     if is_unix(address):
         return f"{SCHEME}{parse_unix_socket(address).path}", 0
-    return str(ipaddress.ip_address(address)), port
+    return f"{DATAGRAMS * is_datagram(address)}{ipaddress.ip_address(address.removeprefix(DATAGRAMS))}", port
 
 
 def _check_file(given: GivenSocket, asked: UnixSocket) -> None:

@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, Final
 
-from egressproxy.ir import backend, gateway, identity, policy, resilience, route, telemetry
+from egressproxy.ir import backend, gateway, identity, name_server, policy, resilience, route, telemetry
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, VariantIR
 from egressproxy.ir.policy import FilterSettings
 from egressproxy.model.work import Work
@@ -21,7 +21,7 @@ from egressproxy.processes.pickling import ADDRESSES, Pickler, Unpickler, classe
 
 #: Routes in one piece: some milliseconds to read.
 ROUTES: Final = 32
-_IR: Final = (backend, gateway, identity, policy, resilience, route, telemetry)
+_IR: Final = (backend, gateway, identity, name_server, policy, resilience, route, telemetry)
 #: Where configs of built-in filters are.
 _FILTERS: Final = ("egressproxy.filters.", "egressproxy.ai.", "egressproxy.envoy.", "egressproxy.operators.")
 #: Not what a module has imported.

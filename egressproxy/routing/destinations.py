@@ -342,7 +342,7 @@ class Permission:
     authorities that were permitted before.
     """
 
-    __slots__ = ("_below", "_destinations", "_hosts", "_ports", "_says", "mode", "permitted")
+    __slots__ = ("_below", "_destinations", "_hosts", "_says", "mode", "permitted", "ports")
 
     def __init__(
         self,
@@ -359,13 +359,13 @@ class Permission:
                 self._hosts.setdefault(hostname, True)
             elif hostname.strip("*.") and destinations.is_delegated:
                 self._below.setdefault(hostname, True)
-        self._ports = frozenset(ports) if ports is not None else None
+        self.ports = frozenset(ports) if ports is not None else None
         self._destinations = destinations
         self.mode = mode
         self.permitted: set[str] = set()
         on_ports = ""
-        if self._ports is not None:
-            on_ports = f", on port {', '.join(map(str, sorted(self._ports)))}" if self._ports else ", on no port"
+        if self.ports is not None:
+            on_ports = f", on port {', '.join(map(str, sorted(self.ports)))}" if self.ports else ", on no port"
         self._says = (
             f"{route} leads to a Dynamic backend, and permits by itself the hosts that it names{on_ports}; "
             "destinations decide about the rest, and about what is below a wildcard where they have an allow list"
@@ -373,7 +373,7 @@ class Permission:
 
     def names(self, authority: Authority) -> bool:
         """Whether the route itself permits this host and port. The host may be a wildcard, for all hosts below it."""
-        if self._ports is not None and authority.port not in self._ports:
+        if self.ports is not None and authority.port not in self.ports:
             return False
         return self._hosts.match(authority.host) is not None
 
@@ -406,7 +406,7 @@ class Permission:
         """
         if not self._destinations.is_delegated:
             return True
-        has_port = self._ports is None or authority.port in self._ports
+        has_port = self.ports is None or authority.port in self.ports
         return has_port and self._below.match(authority.host) is not None
 
 

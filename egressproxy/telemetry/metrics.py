@@ -119,6 +119,7 @@ class Metrics:
         self.mcp_calls = McpCalls()
         self.translations: LabelSets[str, str, str, str, str] = LabelSets()
         self.dropped_fields: LabelSets[str, str, str, str, str] = LabelSets()
+        self.name_queries: LabelSets[str, str, str, str, str, str] = LabelSets()
         self.config_generation = 0
         self.config_last_reload_success = False
         self.config_last_reload_timestamp_s = 0.0
@@ -352,6 +353,8 @@ class Metrics:
             ("egress_ai_dropped_fields",
              "Requests of which translation left a field out, by the field.",
              ("route", "backend", "client_api", "backend_api", "field"), self.dropped_fields),
+            ("egress_name_server_queries", "DNS queries of clients to listeners of DNS, by type and result.",
+             ("gateway", "listener", "type", "result", "namespace", "service_account"), self.name_queries),
             ("egress_events", "Occurrences that Events counted, by type and reason.", ("type", "reason"), self.events),
             ("egress_dns_lookups", "DNS lookups, by result.", ("result",), self.dns_lookups),
             ("egress_dns_queries", "Queries to DNS servers, by server and by the code of the answer.",

@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from secrets import randbits
+from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
+from egressproxy.net.flow_control import address_text
 from egressproxy.upstream.dns_message import (
     NOERROR,
     NXDOMAIN,
@@ -58,6 +60,9 @@ _MAX_DATAGRAM = 65535
 _PAD = 128
 _LEAST_ATTEMPTS = 3
 SYSTEM_TRUST = BackendTlsIR()
+#: Our addresses and ports (`address:port`) of queries over UDP that wait for an answer: where a query comes to a
+#: listener from one of them, this gateway asks itself.
+ASKING: Final[set[str]] = set()
 
 
 class DnsFailure(Exception):
@@ -229,9 +234,14 @@ async def _over_udp(server: Server, question: DnsQuestion) -> bytes | None:
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
         sock.connect((server.host, server.port))
-        sock.send(question.wire)
-        for _ in range(MAX_FORGED):  # forged, or late
-            wire = await loop.sock_recv(sock, _MAX_DATAGRAM)
-            if is_reply(wire, question):
-                return wire
+        own = address_text(*sock.getsockname()[:2])
+        ASKING.add(own)
+        try:
+            sock.send(question.wire)
+            for _ in range(MAX_FORGED):  # forged, or late
+                wire = await loop.sock_recv(sock, _MAX_DATAGRAM)
+                if is_reply(wire, question):
+                    return wire
+        finally:
+            ASKING.discard(own)
     return None

@@ -292,7 +292,7 @@ class Resolver:
 
     # --- one name ------------------------------------------------------------------------------------------------
     async def _find(self, host: str) -> DnsAnswer:
-        servers, names = self._servers_for(host)
+        servers, names = self.servers_for(host)
         if not names:
             return DnsAnswer((), 0.0, is_nxdomain=True)
         deadline = time.monotonic() + self._timeout_s
@@ -328,7 +328,7 @@ class Resolver:
 
     async def ask_each_server(self, host: str) -> list[ServerAnswer]:
         """Ask every server for both families as far as the policy wants them, past the cache; for explanations."""
-        servers, names = self._servers_for(host)
+        servers, names = self.servers_for(host)
         questions = [(server, name, kind) for server in servers for name in names for kind in self._kinds]
         return list(await asyncio.gather(*(self._ask_server(*question) for question in questions[:MAX_ASKED_EACH])))
 
@@ -342,7 +342,7 @@ class Resolver:
             failure = str(error)
         return ServerAnswer(server.label, name, "A" if kind == A else "AAAA", time.monotonic() - began, answer, failure)
 
-    def _servers_for(self, host: str) -> tuple[Sequence[Server], list[str]]:
+    def servers_for(self, host: str) -> tuple[Sequence[Server], list[str]]:
         """The servers that are asked for this name, and the absolute names that they are asked for, in turn."""
         if _is_nobodys(host):
             return self._servers, []

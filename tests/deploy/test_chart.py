@@ -410,9 +410,12 @@ def test_the_service_has_a_port_for_each_listener():
     assert [(each["name"], each["port"], each["targetPort"]) for each in service["spec"]["ports"]] == [
         ("forward", 3128, 3128),
         ("socks", 1080, 1080),
+        ("names", 53, 15353),
+        ("names-udp", 53, 15353),
         ("http", 80, 8080),
     ]
-    assert [each["appProtocol"] for each in service["spec"]["ports"]] == ["tcp", "tcp", "http"]
+    protocols = [(each["protocol"], each.get("appProtocol")) for each in service["spec"]["ports"]]
+    assert protocols == [("TCP", "tcp")] * 3 + [("UDP", None), ("TCP", "http")]
 
 
 def test_a_service_of_a_daemonset_stays_on_the_node():
@@ -459,7 +462,9 @@ def test_policies_for_labelled_namespaces_end_with_a_denial():
     assert cilium["endpointSelector"]["matchLabels"] == {
         "k8s:io.cilium.k8s.namespace.labels.egressproxy.io/egress": "gateway-only"
     }
-    assert [each["port"] for each in cilium["egress"][0]["toPorts"][0]["ports"]] == ["3128", "1080", "8080"]
+    ports = cilium["egress"][0]["toPorts"][0]["ports"]
+    assert [each["port"] for each in ports] == ["3128", "1080", "15353", "8080"]
+    assert [each["protocol"] for each in ports] == ["TCP", "TCP", "ANY", "TCP"]
 
 
 # ---- sidecars

@@ -153,6 +153,17 @@ def test_an_address_to_bind_may_be_a_unix_socket(tmp_path: Path):
     assert f"listener agents/gw/http: cannot bind {address}: Address already in use (somebody" in str(error)
 
 
+def test_an_address_to_bind_may_be_one_of_datagrams():
+    """Which nobody else can bind beside it, as SO_REUSEADDR would let them."""
+    with bind("udp://127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(OSError, match="in use") as raised:
+            bind("udp://127.0.0.1", port)
+    assert sock.type == socket.SOCK_DGRAM
+    told = str(bind_error("agents/gw/dns", "udp://127.0.0.1", port, raised.value))
+    assert f"cannot bind udp://127.0.0.1 port {port}: Address already in use (`ss -lunp` shows" in told
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize(
     ("folder_mode", "socket_mode", "words"),

@@ -60,6 +60,18 @@ def test_a_listener_that_comes_again_finds_again_what_the_service_manager_keeps(
         assert accepted(sock)
 
 
+def test_a_socket_of_datagrams_is_another_one_than_that_of_connections(kept: socket.socket):
+    with bind("udp://127.0.0.1", 0) as datagrams, bind("udp://::1", 0) as ipv6:
+        sockets = given(kept, datagrams, ipv6)
+        place = "udp://127.0.0.1", port_of(datagrams)
+        assert place_of(datagrams) == place
+        assert place_of(ipv6) == ("udp://::1", port_of(ipv6))
+        with sockets.bind(*place) as sock, sockets.bind("udp://0:0::1", port_of(ipv6)):
+            assert sock.type == socket.SOCK_DGRAM
+            assert sock.getsockname() == datagrams.getsockname()
+        assert [unused.place for unused in sockets.close_unused()] == [("127.0.0.1", port_of(kept))]
+
+
 def test_others_accept_on_what_is_kept_and_on_what_a_successor_has_taken(kept: socket.socket):
     sockets = given(kept)
     own, other = free_port(), free_port()
@@ -101,7 +113,7 @@ def test_what_does_not_listen_is_not_taken():
     client = socket.create_connection(server.getsockname())
     with server, client, pytest.raises(ValueError, match="Accept=no"):
         given(client)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, pytest.raises(ValueError, match="none of TCP"):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, pytest.raises(ValueError, match="to no port"):
         given(datagrams)
 
 

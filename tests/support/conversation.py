@@ -33,7 +33,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from ipaddress import IPv4Address
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import yaml
 
@@ -48,6 +48,7 @@ from egressproxy.gateway.backends.network import Network, NetworkReports
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.listeners.bound_port import BoundPort
+from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.net.listening import bind
@@ -563,7 +564,7 @@ class Conversation:
         self.ports: list[BoundPort] = []
         for port in self.snapshot.ports.values():
             sock = socket.socket() if self.is_memory else bind("127.0.0.1", 0)
-            bound = BoundPort(sock, port, self.connection_manager, self.metrics)
+            bound = BoundPort(sock, port, self.connection_manager, self.metrics, self._no_dns, None)
             self.ports.append(bound)
             if not self.is_memory:
                 bound.start()
@@ -572,6 +573,9 @@ class Conversation:
             server = await self.loop.create_server(self._accept_origin, "127.0.0.1", 0)
             self.dialer.port = server.sockets[0].getsockname()[1]
             self._servers.append(server)
+
+    def _no_dns(self, _state: OpenConnections) -> NoReturn:
+        raise AssertionError("queries of DNS are asked of a NameServer: tests/gateway/listeners/test_name_server.py")
 
     def _accept_origin(self) -> SocketPeer:
         peer = SocketPeer(self)

@@ -23,9 +23,11 @@ from egressproxy.config.compile.routes.route_compiler import RouteCompiler
 from egressproxy.config.compile.routes.route_validation import RouteValidation
 from egressproxy.config.compile.routes.served_routes import ServedRoutes
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute
-from egressproxy.ir.gateway import KeyUrlIR, ListenerIR, VariantIR
+from egressproxy.ir.gateway import KeyUrlIR, ListenerIR, ListenerProtocol, VariantIR
 from egressproxy.ir.route import WeightedBackend
+from egressproxy.model.listening_place import DATAGRAMS
 from egressproxy.model.published_object import Key
+from egressproxy.model.unix_socket import is_unix
 
 #: The condition of an object that leads to a place which policy denies.
 DENIED = "egressproxy.io/Denied"
@@ -144,10 +146,13 @@ class ListenerCompiler:
             for each in issuers
             if each.key_path
         )
+        addresses = gateway.addresses
+        if plan.protocol is ListenerProtocol.DNS:
+            addresses += tuple(f"{DATAGRAMS}{address}" for address in addresses if not is_unix(address))
         return ListenerIR(
             gateway=gateway.gateway.full_name,
             name=plan.name,
-            addresses=gateway.addresses,
+            addresses=addresses,
             port=plan.listener.port,
             protocol=plan.protocol,
             hostname=plan.hostname,

@@ -31,6 +31,7 @@ from egressproxy.config.resources.values import (
     TrustDomain,
     check_unique,
 )
+from egressproxy.ir.name_server import NameAddresses, NameDenials
 from egressproxy.ir.policy import Dnssec, Family, Mode, ReverseCheck, SniCheck
 
 # --- destinations and addresses --------------------------------------------------------------------------------------
@@ -152,6 +153,37 @@ class Dns(Model):
     def model_post_init(self, context: Any) -> None:
         if self.min_ttl is not None and self.max_ttl is not None and self.min_ttl.seconds > self.max_ttl.seconds:
             raise RefusedValue(f"minTTL {self.min_ttl} is above maxTTL {self.max_ttl}", "make minTTL at most maxTTL")
+
+
+class QueryRate(Model):
+    """A limit on DNS queries, per client."""
+
+    limit: Positive
+    """The number per window, and at once."""
+    window: PositiveDuration = Duration("1s", 1.0)
+    """Length of the window, over which a token bucket refills."""
+
+
+class NameServer(Model):
+    """The answers of listeners of protocol egressproxy.io/dns."""
+
+    addresses: NameAddresses | None = None
+    """Resolved (the default): the addresses of the name that may be dialled. Gateway: those of the gateway itself, so
+    that no name is looked up for a query.
+    """
+    gateway_addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
+    """The addresses at which clients reach the gateway, for addresses: Gateway. Default: the addresses of the Gateway.
+    """
+    denials: NameDenials | None = None
+    """The response code for names that policy denies. Refused (the default): a client may ask its next name server.
+    NXDomain: it takes the name for one that does not exist.
+    """
+    max_ttl: Annotated[Duration | None, Field(alias="maxTTL")] = None
+    """The longest lifetime of answers: how long a client may keep one that policy has denied since. Default: 60s."""
+    queries: QueryRate | None = None
+    """The most queries of one client; others are dropped. Default: 200 in 1s."""
+    new_names: NewNames | None = None
+    """The most new names of one client below one domain, against DNS tunnelling. Default: 100 in 1m."""
 
 
 # --- TLS and identity ------------------------------------------------------------------------------------------------
@@ -307,6 +339,8 @@ class EgressPolicySpec(Model):
     """The resolved addresses that may be dialled. Default: public addresses."""
     dns: Dns | None = None
     """How names are resolved."""
+    name_server: NameServer | None = None
+    """The answers to DNS queries of clients."""
     parent: Annotated[BackendParent | None, NOT_NULL] = None
     """The proxy for allowed destinations, and for Dynamic and Fqdn backends without a parent."""
     source_address: Annotated[SourceAddress | None, NOT_NULL] = None

@@ -42,8 +42,8 @@ from egressproxy.ir.gateway import extensions as all_extensions
 from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR, SubjectCaIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR
 from egressproxy.model.authority import Authority
+from egressproxy.model.listening_place import is_connection
 from egressproxy.model.own_names import OWN_HOST
-from egressproxy.model.unix_socket import is_unix
 from egressproxy.model.work import BlockingWork, Work, at_once
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_contexts.contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
@@ -341,5 +341,5 @@ def offline(config: ConfigIR) -> Snapshot:
     """A snapshot as of a process that serves, on an event loop; Python filters are run. Raises as `build`."""
     network = Network(asyncio.get_running_loop(), TimerWheel(), b"")
     snapshot = build(config, Catalog(), network, Metrics(""), None)
-    network.own = OwnSockets((ip_address(address), port) for address, port in snapshot.ports if not is_unix(address))
+    network.own = OwnSockets((ip_address(address), port) for address, port in snapshot.ports if is_connection(address))
     return snapshot

@@ -10,6 +10,7 @@ import logging
 import select
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -50,14 +51,19 @@ SILENCE_S: Final = 10.0
 
 
 class BoundPort:
-    """Accepts connections for whatever the current snapshot has at this address and port."""
+    """Accepts connections for whatever the current snapshot has at this address and port. `dns` makes those of DNS;
+    `receive`, if not None, reads datagrams from the socket instead.
+    """
 
     def __init__(
-        self, sock: socket.socket, port: Port, connection_manager: HttpConnectionManager, metrics: Metrics
-    ) -> None:
+        self, sock: socket.socket, port: Port, connection_manager: HttpConnectionManager, metrics: Metrics,
+        dns: Callable[[OpenConnections], asyncio.BaseProtocol], receive: Callable[[OpenConnections], None] | None,
+    ) -> None:  # fmt: skip
         self._sock = sock
         self._connection_manager = connection_manager
         self._metrics = metrics
+        self._dns = dns
+        self._receive = receive
         self._watch: ListenerWatch | None = None  # while connections are accepted
         self._pause: asyncio.TimerHandle | None = None
         self._silent_until = 0.0
@@ -135,6 +141,9 @@ class BoundPort:
         """Connections wait: take as many as the last time, and more where there were more. Asking for one that is not
         there costs as much as taking one, so a single one is taken without asking again.
         """
+        if self._receive is not None:
+            self._receive(self.state)
+            return
         for _ in range(self._at_once):
             try:
                 fd, peer = self._accept_one()
@@ -193,6 +202,8 @@ class BoundPort:
 
     def _accept_client(self) -> asyncio.BaseProtocol:
         port = self.state.port
+        if port.is_dns:
+            return self._dns(self.state)
         if port.is_stream:
             return StreamConnection(self._connection_manager, self._metrics, self.state)
         if port.tls is None:

@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
@@ -23,6 +24,7 @@ from egressproxy.gateway.exchange.connection_manager import HttpConnectionManage
 from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.gateway.identity.seen_values import SharedSeenValues
 from egressproxy.gateway.listeners.bound_port import BoundPort
+from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.overload.memory_pressure import OverloadState
 from egressproxy.gateway.overload.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.gateway.server.endpoint_reports import reports_to
@@ -31,8 +33,8 @@ from egressproxy.gateway.snapshot import Port, Snapshot, replace_endpoints
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
+from egressproxy.model.listening_place import is_connection, is_datagram
 from egressproxy.model.own_names import new_pseudonym
-from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.cooperative import in_turns
 from egressproxy.net.listening import BindError, bind, bind_error
 from egressproxy.net.loop import poller
@@ -45,6 +47,9 @@ from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.series import Labels
 from egressproxy.upstream.endpoint_health import HealthState
 from egressproxy.upstream.own_sockets import OwnSockets
+
+if TYPE_CHECKING:
+    from egressproxy.gateway.listeners.dns_transports import DnsTransports
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +92,7 @@ class GatewayServer:
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
         self._is_hurried = False
+        self._dns: DnsTransports | None = None
         self.overload = OverloadManager(
             limits, self.connection_manager, self._ports, self._clusters, self.network.mirror_requests
         )
@@ -168,10 +174,25 @@ class GatewayServer:
 
     def _bind_port(self, port: Port) -> BoundPort:
         try:
-            return BoundPort(self._bind(port.address, port.number), port, self.connection_manager, self.metrics)
+            sock = self._bind(port.address, port.number)
+            receive = self._dns_transports().datagrams(sock) if is_datagram(port.address) else None
+            return BoundPort(sock, port, self.connection_manager, self.metrics, self._dns_connection, receive)
         except OSError as error:
             listeners = ", ".join(f"{live.gateway}/{live.name}" for live in port.listeners)
             raise bind_error(listeners, port.address, port.number, error) from None
+
+    def _dns_transports(self) -> DnsTransports:
+        """What answers queries of DNS."""
+        if self._dns is None:
+            # Here, since few gateways have such a listener.
+            from egressproxy.gateway.listeners.dns_transports import DnsTransports
+
+            tables = self.catalog.keyed
+            self._dns = DnsTransports(self.connection_manager.accounting, self.network, self.metrics, tables)
+        return self._dns
+
+    def _dns_connection(self, state: OpenConnections) -> asyncio.BaseProtocol:
+        return self._dns_transports().connection(state)
 
     def _swap(
         self, fresh: Snapshot, new: dict[tuple[str, int], BoundPort], own: Iterable[tuple[str, int]]
@@ -190,7 +211,9 @@ class GatewayServer:
                 bound.close_idle()
                 self._closing.add(bound)
         self._closing = {bound for bound in self._closing if bound.open_connections}
-        places = (place for place in self._bound if not is_unix(place[0]))
+        if self._dns is not None:
+            self._dns.forget()
+        places = (place for place in self._bound if is_connection(place[0]))
         self.network.own = OwnSockets(map(_socket, places), map(_socket, own))
         if old is not None:
             old.leaf_caches.replaced_by(fresh.leaf_caches, self.metrics.interceptions)

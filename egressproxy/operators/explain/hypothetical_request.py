@@ -158,6 +158,8 @@ class HypotheticalRequest:
         if first.is_forward:
             if not (self.is_connect or self.scheme):
                 return None
+            if port.is_dns:
+                return 6
             return 1 if port.circuit_level is None else 5
         if port.is_stream:
             takes = self.is_connect or self._is_inside(port)

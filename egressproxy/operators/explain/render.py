@@ -23,6 +23,7 @@ from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR, R
 from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.listening_place import is_datagram
 from egressproxy.routing.precedence import Match
 from egressproxy.upstream.source_address import SourceChooser
 
@@ -39,7 +40,8 @@ def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
     spec = listener.spec
     made: dict[str, Any] = {
         "gateway": listener.gateway, "name": listener.name, "protocol": spec.protocol.value,
-        "addresses": list(spec.addresses), "port": port.number, "hostname": spec.hostname,
+        "addresses": [each for each in spec.addresses if not is_datagram(each)],
+        "port": port.number, "hostname": spec.hostname,
     }  # fmt: skip
     if spec.tls is not None:
         made["tls"] = {"mode": spec.tls.mode.value, "certificates": [each.name for each in spec.tls.certificates]}

@@ -111,6 +111,10 @@ ports:
 {{- range .Values.listeners }}
 - containerPort: {{ .port }}
   protocol: TCP
+{{- if eq .protocol "egressproxy.io/dns" }}
+- containerPort: {{ .port }}
+  protocol: UDP
+{{- end }}
 {{- end }}
 - name: metrics
   containerPort: {{ .Values.metrics.port }}

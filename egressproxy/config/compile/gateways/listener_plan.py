@@ -38,6 +38,7 @@ _KINDS = {
     ListenerProtocol.FORWARD_PROXY: ("HTTPRoute", "TLSRoute"),
     ListenerProtocol.SOCKS5: ("HTTPRoute", "TLSRoute"),
     ListenerProtocol.TRANSPARENT: ("HTTPRoute", "TLSRoute"),
+    ListenerProtocol.DNS: ("HTTPRoute", "TLSRoute"),
 }
 #: Gateway API's CRD allows no hyphen after the slash.
 _SPELLINGS = {"egressproxy.io/forwardproxy": "egressproxy.io/forward-proxy"}
@@ -133,8 +134,12 @@ def plan_listener(
         remedy = "say which destinations are allowed in an EgressPolicy"
         short = plan.protocol.value.rpartition("/")[2]
         plan.refuse("Accepted", "UnsupportedValue", f"a {short} listener has no hostname: {remedy}")
-    if plan.protocol is ListenerProtocol.TRANSPARENT and any(address.unix for address in gateway.spec.addresses):
-        message = "nothing can be redirected to a Unix socket: put this listener into a Gateway with IP addresses alone"
+    has_unix = any(address.unix for address in gateway.spec.addresses)
+    if plan.protocol in (ListenerProtocol.TRANSPARENT, ListenerProtocol.DNS) and has_unix:
+        what = "nothing can be redirected to a Unix socket"
+        if plan.protocol is ListenerProtocol.DNS:
+            what = "no DNS client asks at a Unix socket"
+        message = f"{what}: put this listener into a Gateway with IP addresses alone"
         plan.refuse("Accepted", "UnsupportedValue", message)
     if listener.http_filters and plan.protocol not in (ListenerProtocol.HTTP, ListenerProtocol.HTTPS):
         message = f"httpFilters need protocol HTTP or HTTPS, and this listener has {listener.protocol}: remove them"
@@ -184,6 +189,9 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
     if tls is None:
         if plan.protocol is ListenerProtocol.HTTPS:
             plan.refuse("ResolvedRefs", "InvalidCertificateRef", "protocol HTTPS needs tls.certificateRefs")
+        return
+    if plan.protocol is ListenerProtocol.DNS:
+        plan.refuse("Accepted", "UnsupportedValue", "a listener of DNS has no tls: DNS over TLS is not served")
         return
     if plan.protocol is not None and plan.protocol.is_circuit_level:
         message = f"a listener of protocol {plan.protocol.value} has no tls: TLS of its clients is for their servers"

@@ -32,7 +32,7 @@ _BEFORE_CLIENTS: Final = (
 )
 #: Fields (attributes below `spec`) that do something on targets of some kinds alone: what to write, and these kinds.
 _ELSEWHERE: Final = (
-    ("a Gateway", _GATEWAYS, ("identity", *_BEFORE_CLIENTS)),
+    ("a Gateway", _GATEWAYS, ("identity", "name_server", *_BEFORE_CLIENTS)),
     (
         "a Gateway or a route",
         (*_GATEWAYS, *(kind.KIND for kind in _ROUTES)),
@@ -79,7 +79,7 @@ def nothing_here(names: Sequence[str], why: str) -> Idle:
 def idle_on_kind(policy: EgressPolicy, target_kind: str) -> Iterator[Idle]:
     """Fields that do nothing on any target of this kind, or with `subjects`."""
     spec = policy.spec
-    if spec.subjects and (names := written(spec, _BEFORE_CLIENTS)):
+    if spec.subjects and (names := written(spec, (*_BEFORE_CLIENTS, "name_server.queries"))):
         do, they, it = ("do", "they are", "them") if len(names) > 1 else ("does", "it is", "it")
         sentence = (
             f"{', '.join(names)} {do} nothing with subjects, since {they} needed before it is known who the client is: "

@@ -164,7 +164,7 @@ def _narrowed(layer: Layer, narrow: Callable[[EgressPolicy], EgressPolicy]) -> L
 def _without_settings(policy: EgressPolicy) -> EgressPolicy:
     """The policy's restrictions alone: modes of one level may differ, and none lifts another policy's denial."""
     spec = policy.spec.model_copy(
-        update={"mode": None, "dns": None, "parent": None, "source_address": None, "traffic": None}
+        update={"mode": None, "dns": None, "name_server": None, "parent": None, "source_address": None, "traffic": None}
     )
     return policy.model_copy(update={"spec": spec})
 

@@ -61,7 +61,15 @@ from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.identity import IdentityIR
-from egressproxy.ir.policy import ConnectionsIR, InterceptIR, Mode, PolicyIR, Priority, TimeoutsIR
+from egressproxy.ir.name_server import DEFAULT_ANSWERS, NameServerIR
+from egressproxy.ir.policy import (
+    ConnectionsIR,
+    InterceptIR,
+    Mode,
+    PolicyIR,
+    Priority,
+    TimeoutsIR,
+)
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
@@ -134,6 +142,7 @@ class Merger:
             destinations=destinations,
             addresses=merge_addresses(ordered, reported, is_public_alone=is_public_alone),
             dns=self._dns.merge(ordered, unenforceable),
+            name_server=DEFAULT_ANSWERS if is_routed else self._name_server(ordered),
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
             extended_connect=bool(self._traffic_winner(ordered, "http2.extended_connect")),
@@ -248,6 +257,21 @@ class Merger:
         }
         return TimeoutsIR(**{name: value for name, value in chosen.items() if value is not None})
 
+    def _name_server(self, ordered: Sequence[Layer]) -> NameServerIR:
+        """Each field as the most specific policy writes it."""
+        chosen: dict[str, Any] = {}
+        for name in ("addresses", "gateway_addresses", "denials", "max_ttl", "queries", "new_names"):
+            candidates = _candidates(ordered, partial(_name_server_field, name))
+            chosen[name] = self.effective.choose(field_path(f"name_server.{name}"), candidates)
+        ttl, queries, new_names = (chosen.pop(name) for name in ("max_ttl", "queries", "new_names"))
+        if ttl is not None:
+            chosen["max_ttl_s"] = ttl.seconds
+        if queries is not None:
+            chosen |= {"queries": queries.limit, "queries_window_s": queries.window.seconds}
+        if new_names is not None:
+            chosen |= {"new_names": new_names.limit, "new_names_window_s": new_names.window.seconds}
+        return NameServerIR(**{name: value for name, value in chosen.items() if value is not None})
+
     def _connections(self, ordered: Sequence[Layer]) -> ConnectionsIR:
         age_s = self._traffic_winner(ordered, "connections.max_age")
         requests = self._traffic_winner(ordered, "connections.max_requests")
@@ -329,6 +353,10 @@ def _candidates(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -
     """What each policy says, most specific first; `read` returns None where it says nothing."""
     policies = ((layer, policy) for layer in ordered for policy in layer.policies)
     return [PolicyCandidate(*each, value) for each in policies if (value := read(each[1])) is not None]
+
+
+def _name_server_field(name: str, policy: EgressPolicy) -> Any:
+    return field_value(policy.spec, f"name_server.{name}") or None
 
 
 def _modes(ordered: Iterable[Layer]) -> list[PolicyCandidate]:

@@ -363,6 +363,16 @@ def test_nothing_is_redirected_to_a_unix_socket():
     assert of_listener(made, "Accepted")[0] == "True"
 
 
+def test_a_listener_of_dns_is_bound_for_datagrams_too():
+    (made,) = compiled(gateway("{name: l, port: 53, protocol: egressproxy.io/dns}")).spec.listeners
+    assert made.addresses == tuple(f"{before}{each}" for before in ("", "udp://") for each in made.addresses[:1])
+    address = 'addresses: [{type: egressproxy.io/UnixSocket, value: "unix:///run/a.sock"}]'
+    of_unix = compiled(gateway("{name: l, port: 53, protocol: egressproxy.io/dns}", more=address))
+    assert "no DNS client asks at a Unix socket" in of_listener(of_unix, "Accepted")[2]
+    tls = "{name: l, port: 853, protocol: egressproxy.io/dns, tls: {certificateRefs: [{name: c}]}}"
+    assert "DNS over TLS is not served" in of_listener(compiled(gateway(tls)), "Accepted")[2]
+
+
 def test_a_forward_proxy_of_a_cluster_is_written_without_a_hyphen():
     """Gateway API's CRD admits letters and digits behind the slash of a protocol."""
     (listener,) = compiled(FORWARD.replace("forward-proxy", "forwardproxy")).spec.listeners

@@ -310,6 +310,18 @@ def test_a_policy_for_a_port_of_a_dynamic_backend_holds_there_and_at_no_other():
             "backendRef and secretRef of limits.store do nothing with type Memory",
         ),
         (
+            "nameServer: {addresses: Gateway}",
+            "Backend",
+            "plain",
+            "nameServer does nothing here: write it in a policy of a Gateway",
+        ),
+        (
+            "subjects: [{namespace: a}]\nnameServer: {queries: {limit: 1}}",
+            "Gateway",
+            "gw",
+            "nameServer.queries does nothing with subjects",
+        ),
+        (
             "subjects: [{namespace: a}]\nlimits: {connections: 1, tunnels: 2}\n"
             "traffic: {timeouts: {requestHeaders: 1s}, http2: {extendedConnect: true}}",
             "Gateway",

@@ -7,6 +7,7 @@ from time import time
 import pytest
 
 from egressproxy.gateway.leaf_certificates.minting import new_ca
+from egressproxy.ir.name_server import NameAddresses, NameDenials, NameServerIR
 from egressproxy.ir.policy import (
     ConnectionsIR,
     DnsIR,
@@ -179,6 +180,20 @@ dns:
         max_negative_ttl_s=5.0, prefetch=False, dnssec=Dnssec.REQUIRE, family=Family.IPV6_PREFERRED,
         reverse_check=ReverseCheck.ENFORCE, new_names=30, new_names_window_s=10.0,
     )  # fmt: skip
+
+
+def test_each_field_of_a_name_server_is_the_most_specific_one():
+    section = "nameServer: {addresses: Gateway, gatewayAddresses: [192.0.2.7], queries: {limit: 5}, maxTTL: 10s}"
+    of_listener = "nameServer: {denials: NXDomain, newNames: {limit: 7, window: 2s}, maxTTL: 5s}"
+    narrow = (
+        policy(of_listener)
+        .replace("name: gw}]", "name: gw, sectionName: forward}]")
+        .replace("name: policy", "name: narrow")
+    )
+    made = listener(compiled(FORWARD, policy(section), narrow)).policy
+    assert made.name_server == NameServerIR(
+        NameAddresses.GATEWAY, (ip_address("192.0.2.7"),), NameDenials.NXDOMAIN, 5.0, 5, 1.0, 7, 2.0
+    )
 
 
 def test_the_resolver_of_a_backend_goes_before_its_policies():

@@ -1,0 +1,1 @@
+"""The server side of DNS: queries of clients, and the answers to them."""
