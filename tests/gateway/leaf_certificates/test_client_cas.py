@@ -65,7 +65,7 @@ ENTRIES = [
         (CallerIdentity("agents", "one", claims_read=()), ACCOUNT),  # an entry before it holds
         (ANONYMOUS, OTHERS),
     ],
-    ids=str,
+    ids=lambda each: str(each) if isinstance(each, CallerIdentity) else "",
 )
 def test_the_first_entry_for_a_client_holds(identity: CallerIdentity, found: object):
     cas = ClientCas(ENTRIES, OTHERS, POLICY)
