@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -19,9 +19,6 @@ from egressproxy.admin.write_access import WriteAccess
 from egressproxy.kubeapi.service import ApiService
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused
 from egressproxy.kubeapi.write.write_queue import WriteQueue
-
-if TYPE_CHECKING:
-    from multidict import MultiMapping
 
 PATH: Final = "/intercept/cas"
 #: Writes as the API's own, in the log.
@@ -53,7 +50,7 @@ class IssuedCas:
         await access.check(request)
         if MARK not in request.headers:  # a page of any site can send a plain POST
             raise ApiError(403, "Forbidden", f"CAs are asked for with the header {MARK}, and by no web page")
-        query = read_query(request.query, is_read=request.method in ("GET", "HEAD"))
+        query = read_query(request)
         if self._waiting >= MAX_WAITING:
             raise ApiError(429, "TooManyRequests", f"{MAX_WAITING} others are waiting; try later", retry_after_s=1)
         self._waiting += 1
@@ -85,8 +82,9 @@ class IssuedCas:
             return shown
 
 
-def read_query(query: MultiMapping[str], *, is_read: bool) -> _Query:
-    """What these parameters ask for. Raises ApiError (400)."""
+def read_query(request: web.BaseRequest) -> _Query:
+    """What the parameters of a request ask for. Raises ApiError (400)."""
+    query = request.query
     unknown = sorted(query.keys() - _KNOWN)
     if unknown:
         raise bad_request(f"not supported: {', '.join(unknown)[:200]}")
@@ -95,7 +93,7 @@ def read_query(query: MultiMapping[str], *, is_read: bool) -> _Query:
     if any(len(query.getall(name)) > 1 for name in query.keys() - {"permit"}):
         raise bad_request("only permit may be given again")
     policy = query.get("policy", "")
-    if is_read:
+    if request.method in ("GET", "HEAD"):
         if query.keys() - {"policy"}:
             raise bad_request("a list takes policy alone")
         return "list", policy, "", "{}", 0.0, ()

@@ -12,14 +12,16 @@ from egressproxy.model.exchange import Exchange
 _MESSAGES: Final = ResponsesMessages()
 
 
-def asks_for_messages(exchange: Exchange) -> bool:
-    """Whether the messages of this upgrade go through filters one by one, so that its head is nothing to refuse."""
+def asks_for_messages(exchange: Exchange, *, needs_them: bool = True) -> bool:
+    """Whether the messages of this upgrade go through filters one by one, so that its head is nothing to refuse. Of a
+    realtime session only where the filter `needs_them`: audio, which others let pass unseen, would be refused.
+    """
     request = exchange.request
     if not request.upgrade:
         return False
     if is_responses_websocket(request.path, request.upgrade):
         return ask_for_messages(exchange, _MESSAGES)
-    if b"realtime" not in request.path or request.upgrade.lower() != b"websocket":
+    if not needs_them or b"realtime" not in request.path or request.upgrade.lower() != b"websocket":
         return False
     # Here, since few gateways see one.
     from egressproxy.ai.apis.realtime_websocket import RealtimeMessages, model_of_realtime

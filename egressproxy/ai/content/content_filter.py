@@ -55,7 +55,7 @@ class ContentFilter(Filter):
         """Let a tunnel pass, or an upgrade whose messages do not come here. Raises Rejected (403, 426) where it may
         not.
         """
-        if not exchange.is_tunnel and asks_for_messages(exchange):
+        if not exchange.is_tunnel and asks_for_messages(exchange, needs_them=self._denies_unreadable):
             return
         if self._denies_unreadable:
             what = "a tunnel" if exchange.is_tunnel else "an upgraded connection"

@@ -143,7 +143,8 @@ class ModelPolicy(Filter):
     def request_headers(self, exchange: Exchange) -> None:
         """Refuse unreadable requests. Raises Rejected."""
         head = exchange.request
-        if (head.upgrade and asks_for_messages(exchange)) or self._lets_unreadable(exchange):
+        lets_pass = self._lets_unreadable(exchange)
+        if (head.upgrade and asks_for_messages(exchange, needs_them=not lets_pass)) or lets_pass:
             return
         if exchange.is_tunnel or head.upgrade:
             raise self._unreadable(

@@ -138,7 +138,7 @@ class TokenMeter(Filter):
 
     def request_headers(self, exchange: Exchange) -> None:
         if exchange.request.upgrade:
-            asks_for_messages(exchange)
+            asks_for_messages(exchange, needs_them=False)
         elif not exchange.is_tunnel and exchange.request.body and operation(exchange) is not None:
             exchange.keep(self._measured, _Measured(self._clock()))
 

@@ -143,7 +143,9 @@ class ToolPolicy(Filter):
     # --- requests ----------------------------------------------------------------------------------------------------
     def request_headers(self, exchange: Exchange) -> None:
         """Raises Rejected for a tunnel, and for an upgrade whose messages do not come here."""
-        if not exchange.is_tunnel and (not exchange.request.upgrade or asks_for_messages(exchange)):
+        if not exchange.is_tunnel and (
+            not exchange.request.upgrade or asks_for_messages(exchange, needs_them=self._denies_unreadable)
+        ):
             return
         if self._denies_unreadable:
             what = "a tunnel" if exchange.is_tunnel else "an upgraded connection"

@@ -72,7 +72,9 @@ class TokenQuota(SettledQuota[TokenUse]):
         """
         request = exchange.request
         if request.upgrade:
-            if asks_for_messages(exchange):  # it counts as a request, and its responses are in progress, each by itself
+            if asks_for_messages(
+                exchange, needs_them=not self._is_report
+            ):  # it counts as a request, and its responses are in progress, each by itself
                 return self._take(exchange, "", enters=False)
             self._refuse_upgrade(exchange)
         elif request.body and operation(exchange) is not None and not exchange.is_tunnel:
@@ -82,7 +84,7 @@ class TokenQuota(SettledQuota[TokenUse]):
     def backend_request(self, exchange: Exchange) -> HeaderResult:
         if not exchange.request.body:
             if exchange.request.upgrade:
-                if asks_for_messages(exchange):
+                if asks_for_messages(exchange, needs_them=not self._is_report):
                     return self._take(exchange, "", enters=False)
                 self._refuse_upgrade(exchange)
             return self._take(exchange, "")

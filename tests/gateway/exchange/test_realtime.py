@@ -291,6 +291,28 @@ def test_an_error_of_another_event_does_not_end_the_response(converse: Start):
 
 
 @pytest.mark.parametrize(
+    "lenient",
+    [
+        filters(ModelPolicy={"unreadable": "Allow"}),
+        filters(ToolPolicy={"tools": {"allow": [{"names": ["look"]}]}, "unreadable": "Allow"}),
+        filters(PIIDetector={"entities": [{"name": "EMAIL", "action": "Block"}], "unreadable": "Allow"}),
+        filters(TokenMeter={}),
+        filters(QoSController={"limits": TOKENS, "mode": "Report"}),
+    ],
+    ids=str,
+)
+def test_audio_passes_unseen_where_no_filter_needs_to_see_it(converse: Start, lenient: list[Any]):
+    talk = converse(config(*lenient))
+    client, server = opened(talk)
+    client.says({"type": "input_audio_buffer.append", "audio": "AAAA"})
+    assert server.hears()["audio"] == "AAAA"
+    talk = converse(config(*lenient, *[{**each, "name": "strict"} for each in TOOLS]))
+    client, server = opened(talk)
+    client.says({"type": "input_audio_buffer.append", "audio": "AAAA"})
+    is_refused(client, server, "not known here")
+
+
+@pytest.mark.parametrize(
     "path",
     [
         b"/v1/realtime", b"/v1/realtime?model=", b"/v1/realtime?model=a&model=b", b"/v1/realtime?call_id=x",
