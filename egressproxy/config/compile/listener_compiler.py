@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from ipaddress import ip_address
 
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
@@ -24,8 +25,9 @@ from egressproxy.config.compile.routes.route_validation import RouteValidation
 from egressproxy.config.compile.routes.served_routes import ServedRoutes
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute
 from egressproxy.ir.gateway import KeyUrlIR, ListenerIR, ListenerProtocol, VariantIR
+from egressproxy.ir.name_server import NameAddresses
 from egressproxy.ir.route import WeightedBackend
-from egressproxy.model.listening_place import DATAGRAMS
+from egressproxy.model.listening_place import DATAGRAMS, is_connection
 from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import is_unix
 
@@ -72,7 +74,7 @@ class ListenerCompiler:
         with self._policies.for_clients(NOBODY, served.met):
             self.layers_of(plan)
             made = self._listener_of(gateway, plan, served)
-        for said in self._default_sentences(plan, made.default_backend):
+        for said in (*self._default_sentences(plan, made.default_backend), *_name_server_sentences(made)):
             self.notes.report(plan.conditions, *said)
         return self._with_variants(made, gateway, plan, served) if served.met else made
 
@@ -167,3 +169,17 @@ class ListenerCompiler:
             key_urls=key_urls,
             pre_routing=plan.pre_routing,
         )
+
+
+def _name_server_sentences(made: ListenerIR) -> Iterator[tuple[str, str, str]]:
+    """As `ListenerCompiler.sentences`, of a listener of DNS that does not know what to answer."""
+    settings = made.policy.name_server
+    if made.protocol is not ListenerProtocol.DNS or settings.addresses is NameAddresses.RESOLVED:
+        return
+    bound = [ip_address(address) for address in made.addresses if is_connection(address)]
+    if not settings.gateway_addresses and all(address.is_unspecified for address in bound):
+        sentence = (
+            "Queries are answered with SERVFAIL: nameServer.addresses is Gateway, which listens on every address, so "
+            "that its own is not known; write nameServer.gatewayAddresses in an EgressPolicy."
+        )
+        yield "Accepted", "Accepted", sentence

@@ -158,7 +158,7 @@ def code_for(error: GatewayError, settings: NameServerIR) -> int:
     """The response code of an error: NXDOMAIN, where it is chosen, for names that policy denies."""
     if error.reason in SAID:
         return SAID[error.reason]
-    if not is_denial(error):
+    if error.reason is Reason.OVERLOADED or not is_denial(error):
         return SERVFAIL
     hides = settings.denials is NameDenials.NXDOMAIN and extended_code(error) == BLOCKED
     return NXDOMAIN if hides else REFUSED

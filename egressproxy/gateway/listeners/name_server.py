@@ -70,6 +70,7 @@ from egressproxy.protocols.dns.messages import (
 from egressproxy.telemetry.event_aggregator import Refusal
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.dns_client import ASKING
+from egressproxy.upstream.dns_server import Server
 from egressproxy.upstream.lookups import Waiter
 from egressproxy.upstream.new_hostname_rate_limit import KeyedTables, NewHostnameRateLimit
 
@@ -185,12 +186,22 @@ class NameServer:
         else:
             send(truncated(query) if self._is_slip else b"")
 
-    def _new_names_of(self, settings: NameServerIR) -> NewHostnameRateLimit:
+    def _take_new_name(self, settings: NameServerIR, host: str, client: str) -> None:
+        """Count a name that is not known. Raises LimitExceeded."""
         key = settings.new_names, settings.new_names_window_s
-        found = self._new_names.get(key)
-        if found is None:
-            found = self._new_names[key] = NewHostnameRateLimit(*key, self._tables, "nameServer.newNames")
-        return found
+        limit = self._new_names.get(key)
+        if limit is None:
+            limit = self._new_names[key] = NewHostnameRateLimit(*key, self._tables, "nameServer.newNames")
+        exceeded = limit.take(client, host, monotonic())
+        if exceeded is not None:
+            exceeded.remedy = exceeded.remedy.replace("dns.newNames", "nameServer.newNames")
+            raise exceeded
+
+    def _check_servers(self, servers: Sequence[Server]) -> None:
+        """Raises Denied where one of our own listeners is among the servers that would be asked."""
+        for server in servers:
+            if self._network.own.has_listener(ip_address(server.host.partition("%")[0]), server.port):
+                raise _loop(f"the name server {server.label} is a listener of this gateway")
 
     # --- client and name ------------------------------------------------------------------------------------------
     def _admit(self, asked: _Asked) -> None:
@@ -242,19 +253,15 @@ class NameServer:
             return
         cluster = cluster_for(asked.listener, way.route, authority.host)
         resolver = cluster.opener.resolver
-        for server in resolver.servers_for(authority.host)[0]:
-            if self._network.own.has_listener(ip_address(server.host.partition("%")[0]), server.port):
-                raise _loop(f"the name server {server.label} is a listener of this gateway")
         found = resolver.cached(authority.host)
         if found is not None:
             self._found(asked, cluster, way, found)
             return
         client, who = client_of(exchange), identity_of(exchange)
-        if not resolver.known(authority.host) and not resolver.why_not_asked(authority.host):
-            exceeded = self._new_names_of(asked.settings).take(who, authority.host, monotonic())
-            if exceeded is not None:
-                exceeded.remedy = exceeded.remedy.replace("dns.newNames", "nameServer.newNames")
-                raise exceeded
+        if not resolver.why_not_asked(authority.host):
+            self._check_servers(resolver.servers_for(authority.host)[0])
+            if not resolver.known(authority.host):
+                self._take_new_name(asked.settings, authority.host, who)
         if not self._waiting.take(client):
             raise LimitExceeded(Reason.OVERLOADED, "too many queries wait for an answer", status=503, retry_after_s=1)
         asked.waits_for = client

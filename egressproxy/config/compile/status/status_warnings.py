@@ -61,6 +61,7 @@ _LESS: Final[tuple[str, ...]] = (
     "answers 403",
     "answered with 500",
     "answered with 403",
+    "answered with SERVFAIL",
     "mirrors less",
     "is not attached to another listener",
     "Not everywhere:",

@@ -16,6 +16,7 @@ from tests.config.compile.kit import (
     listener,
     of_listener,
     of_object,
+    policy,
     said,
     status,
 )
@@ -366,6 +367,12 @@ def test_nothing_is_redirected_to_a_unix_socket():
 def test_a_listener_of_dns_is_bound_for_datagrams_too():
     (made,) = compiled(gateway("{name: l, port: 53, protocol: egressproxy.io/dns}")).spec.listeners
     assert made.addresses == tuple(f"{before}{each}" for before in ("", "udp://") for each in made.addresses[:1])
+    everywhere = gateway("{name: l, port: 53, protocol: egressproxy.io/dns}", more='addresses: [{value: "0.0.0.0"}]')
+    words = "its own is not known; write nameServer.gatewayAddresses"
+    of_gateway = compiled(everywhere, policy("nameServer: {addresses: Gateway}"))
+    assert words in of_listener(of_gateway, "Accepted")[2]
+    known = compiled(everywhere, policy("nameServer: {addresses: Gateway, gatewayAddresses: [192.0.2.7]}"))
+    assert words not in of_listener(known, "Accepted")[2]
     address = 'addresses: [{type: egressproxy.io/UnixSocket, value: "unix:///run/a.sock"}]'
     of_unix = compiled(gateway("{name: l, port: 53, protocol: egressproxy.io/dns}", more=address))
     assert "no DNS client asks at a Unix socket" in of_listener(of_unix, "Accepted")[2]
