@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.message import RequestHead
@@ -12,49 +11,42 @@ from egressproxy.model.message import RequestHead
 CallerT = TypeVar("CallerT")
 
 
-class ExchangeTrace(ABC):
+class ExchangeTrace(Protocol):
     """The trace of an exchange whose spans are recorded."""
 
     __slots__ = ()
 
     @property
-    @abstractmethod
     def log_text(self) -> str:
         """Members of JSON for the access log: `trace_id`, and the client's `x_request_id` if there is one."""
 
-    @abstractmethod
     def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
         """This UpstreamCaller, with a span for each attempt that it makes for `exchange`."""
 
-    @abstractmethod
     def add_wait(self, name: str, began: float) -> None:
         """Record, as a child span, what the exchange has waited for until now. `began`: monotonic seconds."""
 
-    @abstractmethod
     def add_attributes(self, attributes: Mapping[str, str | float]) -> None:
         """Add attributes to the span of the exchange."""
 
-    @abstractmethod
     def end(self, exchange: Exchange) -> None:
         """The exchange is accounted for: hand its spans to the exporter, unless they are not for it."""
 
 
-class Tracer(ABC):
+class Tracer(Protocol):
     """What traces the exchanges of one listener."""
 
     __slots__ = ()
 
-    @abstractmethod
     def start(self, exchange: Exchange, head: RequestHead | None) -> None:
         """Read the context of the client's request, and write the one that goes on. None: there is no request."""
 
 
-class Exporter(ABC):
-    """What takes spans to a collector."""
+class Exporter(Protocol):
+    """What takes spans to a collector. It is no base, since it is compiled, and what takes them is not."""
 
     __slots__ = ()
 
-    @abstractmethod
     async def drain(self, timeout_s: float) -> None:
         """Export what is recorded. Returns after `timeout_s` seconds at the latest."""
 

@@ -72,8 +72,8 @@ class CallCounts:
 
 
 class SpanCounts:
-    """What became of spans for collectors: `exported`, or `dropped`, by why ("queue_full", "refused", "unreachable").
-    `last_error`: why the latest batch was not taken; "": it was.
+    """What became of spans for collectors: `exported`, or `dropped`, by why ("queue_full", "refused", "unreachable",
+    "internal"). `last_error`: why the latest batch was not taken; "": it was.
     """
 
     __slots__ = ("dropped", "exported", "last_error")

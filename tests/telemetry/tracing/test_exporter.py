@@ -8,9 +8,12 @@ from egressproxy.telemetry.counters import SpanCounts
 from egressproxy.telemetry.tracing import exporter as exporting
 from egressproxy.telemetry.tracing.exporter import NotTaken, SpanExporter
 from egressproxy.telemetry.tracing.otlp import Encoder
-from tests.support.collector import read_request
+from tests.support.collector import ReadRequest, read_request
 from tests.support.waiting import WAIT_S
 from tests.telemetry.tracing.test_otlp import exchange
+
+#: An attempt whose id is none.
+BROKEN = (b"no hexadecimal", 100.0, 0.0, b"/", (b"GET", False, b"", "-", "", 200, ""))
 
 
 class Collector:
@@ -133,6 +136,36 @@ async def test_spans_that_a_collector_refuses_of_a_batch_are_counted():
     await exporter.drain(5)
     assert (counts.exported, counts.dropped) == (1, {"refused": 2})
     assert counts.last_error == "the collector refused 2 of 3 spans: too old"
+
+
+async def test_an_exchange_that_cannot_be_encoded_takes_no_other_along():
+    collector, counts = Collector(), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    for each in (exchange(path=b"/before"), exchange(attempts=[BROKEN]), exchange(path=b"/behind")):
+        exporter.put(each)
+    await exporter.drain(5)
+    assert (counts.exported, counts.dropped) == (2, {"internal": 2})
+    (data,) = collector.batches
+    assert [ReadRequest.attributes(span)["url.path"] for span in read_request(data).spans] == ["/before", "/behind"]
+
+
+async def test_nothing_is_sent_where_nothing_can_be_encoded(caplog):
+    collector, counts = Collector(), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    for _ in range(exporting.SLICE):
+        exporter.put(exchange(attempts=[BROKEN]))
+    await exporter.drain(5)
+    assert (collector.batches, counts.dropped) == ([], {"internal": 2 * exporting.SLICE})
+    assert caplog.messages == ["traces: ns/collector: internal error: spans cannot be encoded (Error)"]
+
+
+async def test_spans_are_counted_when_the_sender_breaks(caplog):
+    collector, counts = Collector(ZeroDivisionError()), SpanCounts()
+    exporter = exporter_to(collector, counts)
+    exporter.put(exchange())
+    await exporter.drain(5)
+    assert counts.dropped == {"internal": 1}
+    assert "internal error in the export of spans to ns/collector" in caplog.text
 
 
 async def test_a_drain_does_not_wait_for_ever():
