@@ -15,7 +15,7 @@ from egressproxy.model.exchange_trace import Exporter, Tracer
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.otlp.logs import LogEncoder, LogExporter
 from egressproxy.telemetry.otlp.messages import Envelope, resource_of
-from egressproxy.telemetry.tracing.exporter import BatchExporter
+from egressproxy.telemetry.tracing.exporter import SpanExporter
 from egressproxy.telemetry.tracing.otlp import Encoder
 from egressproxy.telemetry.tracing.tracer import OwnTracer
 
@@ -27,10 +27,10 @@ def tracer_of(
 
     def exporter_to(sender: OtlpSender) -> Exporter:
         encoder = Encoder(resource_of(spec.collector), __version__)
-        return BatchExporter(sender.name, sender.send, encoder, metrics.spans)
+        return SpanExporter(sender.name, sender.send, encoder, metrics.spans)
 
     exporter = _exporter(spec.collector, parts, known, made, exporter_to)
-    assert isinstance(exporter, BatchExporter)
+    assert isinstance(exporter, SpanExporter)
     return OwnTracer(spec, exporter)
 
 
