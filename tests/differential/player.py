@@ -509,7 +509,7 @@ def traces(asked: Played) -> Seen:
     x = Exchange("192.0.2.1:5000", "a/gw", "l", 100.0, started_wall=1_790_000_000.0625)
     x.request = RequestHead(b"GET", b"/", Fields(octets(asked["block"])))
     x.path, x.status, x.ended_at = octets(asked["path"]), asked["status"], 100.25
-    x.series = Series(("a/gw",))
+    x.series = Series(("a/gw", *"------"))
     seen: Seen = []
     tried(seen, lambda: tracer.start(x, x.request))
     trace = x.take(TRACE)
