@@ -88,8 +88,8 @@ def list_attribute(key: bytes, data: bytes) -> bytes:
     return sized(ATTRIBUTES, key + sized(2, sized(5, sized(1, sized(1, data)))))
 
 
-def attribute(name: str, value: str | float) -> bytes:
-    """As `text_attribute`, with a value of any kind."""
+def attribute(name: str, value: Any) -> bytes:
+    """As `text_attribute`, with a value of any kind. (Of `float`, mypyc would make a double of an integer.)"""
     if isinstance(value, str):
         return text_attribute(key_of(name), value.encode("utf-8", "replace"))
     return sized(ATTRIBUTES, key_of(name) + sized(2, any_value(value)))
