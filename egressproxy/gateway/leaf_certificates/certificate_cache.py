@@ -114,8 +114,7 @@ class CertificateCache:
 
     def follow(self, successor: CertificateCache) -> None:
         """It is rotated: its connections go on, until the successor is withdrawn."""
-        successor.shown_to.connections |= self.shown_to.connections
-        self.shown_to = successor.shown_to
+        successor.shown_to = self.shown_to
 
     def check_in_force(self) -> None:
         """Raises Denied where the CA was withdrawn. Ask behind whatever may last."""

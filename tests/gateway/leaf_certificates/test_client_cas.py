@@ -113,6 +113,24 @@ def test_a_ca_that_is_gone_is_withdrawn_and_one_that_is_rotated_goes_on():
             each.check_in_force()
 
 
+def test_a_withdrawal_holds_over_several_rotations():
+    counted, all_caches = Interceptions(), [CertificateCaches()]
+    caches = [all_caches[0].of(key("0"), counted, "agents/a")]
+    ended, late = Connection(), Connection()
+    caches[0].add_opened(ended)
+    for number in (1, 2):
+        all_caches.append(CertificateCaches(all_caches[-1]))
+        caches.append(all_caches[-1].of(key(str(number)), counted, "agents/a"))
+        all_caches[-2].replaced_by(all_caches[-1], counted)
+    caches[0].end_opened(ended)
+    caches[0].add_opened(late)  # its handshake began before both
+    assert caches[-1].shown_to.connections == {late}
+    all_caches[-1].replaced_by(CertificateCaches(all_caches[-1]), counted)
+    assert late.is_aborted
+    with pytest.raises(Denied, match="withdrawn"):
+        caches[0].check_in_force()
+
+
 def test_who_waits_for_a_leaf_of_a_ca_that_is_withdrawn_gets_none(monkeypatch: pytest.MonkeyPatch):
     async def waiting() -> None:
         cache = CertificateCaches().of(key("a"), Interceptions(), "agents/a")
