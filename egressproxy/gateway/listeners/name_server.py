@@ -76,7 +76,7 @@ from egressproxy.upstream.new_hostname_rate_limit import KeyedTables, NewHostnam
 
 #: Queries that wait for a name server, of all clients of this process.
 MAX_WAITING: Final = 2048
-#: The most clients whose queries are counted apart.
+#: The most buckets of queries, of which a client has one over UDP and one over TCP.
 MAX_CLIENTS: Final = 16_384
 #: Rounding in sums of intervals.
 _ROUNDING: Final = 1e-6
@@ -134,7 +134,7 @@ class NameServer:
         b"" where there is none.
         """
         listener = port.first
-        is_limited = self._is_limited(origin_of(client), listener.spec.policy.name_server)
+        is_limited = self._is_limited(origin_of(client), listener.spec.policy.name_server, is_tcp=is_tcp)
         try:
             query = read_query(wire)
         except BadQuery as bad:
@@ -158,8 +158,10 @@ class NameServer:
             self._fail(asked, internal_fault(error, f"exchange {exchange.request_id}"))
 
     # --- limits --------------------------------------------------------------------------------------------------
-    def _is_limited(self, client: str, settings: NameServerIR) -> bool:
-        """Take one query from the bucket of this client; whether none was left."""
+    def _is_limited(self, client: str, settings: NameServerIR, *, is_tcp: bool) -> bool:
+        """Take one query from the bucket of this client; whether none was left. That over TCP is another one: who
+        forges the client's address takes nothing from it.
+        """
         key = settings.queries, settings.queries_window_s
         counts = self._rates.get(key)
         if counts is None:
@@ -167,7 +169,7 @@ class NameServer:
             counts = self._rates[key] = self._tables(digest, MAX_CLIENTS)
         interval_s, now = settings.queries_window_s / settings.queries, monotonic()
         with counts.lock:
-            at = counts.find_text(client.encode("utf-8", "surrogatepass"), now)
+            at = counts.find_text(f"{'tcp ' * is_tcp}{client}".encode("utf-8", "surrogatepass"), now)
             until = max(counts.cells[at], now)
             is_limited = until - now > interval_s * (settings.queries - 1 + _ROUNDING)
             if not is_limited:
