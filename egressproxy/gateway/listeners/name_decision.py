@@ -104,21 +104,31 @@ def _candidates(listener: ActiveListener, host: str, named: Sequence[int]) -> Se
 
 def decide_name(listener: ActiveListener, authority: Authority) -> tuple[Route, Noted]:
     """What serves a connection to this name and port, whatever is spoken in it: a tunnel, or requests by some rule.
-    Raises Denied where nothing may.
+    Raises GatewayError where nothing may.
     """
     denied: GatewayError | None = None
     if listener.certificates_for(authority.host) is None:
         try:
-            return route_tunnel(listener, authority)
-        except Denied as error:
+            return _reachable(*route_tunnel(listener, authority))
+        except GatewayError as error:
             denied = error.with_traceback(None)
     for route in rules_of(listener, authority.host):
         if route.serves(authority.host, authority.port):
-            with suppress(Denied):
-                return route, check_destination_policy(route, authority) if route.has_destination_policy else ()
-    if denied is not None:
-        raise denied
-    return default_route(listener, authority)
+            with suppress(GatewayError):
+                return _reachable(
+                    route, check_destination_policy(route, authority) if route.has_destination_policy else ()
+                )
+    try:
+        return default_route(listener, authority)
+    except Denied as error:
+        raise denied or error.with_traceback(None) from None
+
+
+def _reachable(route: Route, noted: Noted) -> tuple[Route, Noted]:
+    """The same. Raises GatewayError where each backend of the route is denied, or invalid."""
+    if route.choices and all(each.cluster is None for each in route.choices):
+        raise route.choices[0].fault(route.name, route.rule)
+    return route, noted
 
 
 def rules_of(listener: ActiveListener, host: str) -> list[Route]:

@@ -203,6 +203,20 @@ def test_routes_allow_names(start: Any):
     assert asked.code("t.example") == "NOERROR"
 
 
+def test_a_route_whose_backend_is_denied_allows_no_name(start: Any):
+    """Random names below its wildcard would be looked up for connections that are all refused."""
+    asked = start(
+        allowing("both.other", deny=[{"hostnames": ["bad.test"]}]),
+        m.backend("bad", "bad.test", 443, tls=True),
+        m.http_route("r", m.prefix_rule("/", "bad"), hostnames=["*.example"]),
+        m.tls_route("t", "bad", hostnames=["*.other"]),
+        m.http_route("gone", m.prefix_rule("/", "nobody"), hostnames=["*.gone"]),
+    )
+    assert [asked.code(name) for name in ("a.example", "a.other", "a.gone")] == ["REFUSED"] * 3
+    assert asked.names.asked == []
+    assert asked.code("both.other") == "NOERROR", "requests of plain HTTP may go there"
+
+
 def test_addresses_are_those_that_may_be_dialled(start: Any):
     """A name that leads to private addresses (DNS rebinding) is denied; of a mixed answer the public ones are left."""
     section = {"allow": [{"cidrs": ["10.0.0.0/8"], "hostnames": ["inner.example"]}]}
