@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
+from time import time
+from types import SimpleNamespace
 
 import pytest
 
 from egressproxy.errors import Denied
 from egressproxy.gateway.leaf_certificates import certificate_cache
-from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCaches, LeafKey
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache, CertificateCaches, LeafKey
 from egressproxy.gateway.leaf_certificates.client_cas import ClientCas
 from egressproxy.ir.policy import SubjectIR
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.certificate import Leaf
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.counters import Interceptions
 
@@ -142,6 +146,28 @@ def test_who_waits_for_a_leaf_of_a_ca_that_is_withdrawn_gets_none(monkeypatch: p
         assert cache.known("a.example") is None
 
     asyncio.run(waiting())
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_certificates_of_a_ca_in_service_are_counted(monkeypatch: pytest.MonkeyPatch, is_withdrawn: bool):
+    """On the loop: metrics are read there, and the count of a CA that was withdrawn meanwhile does not come back."""
+    monkeypatch.setattr(certificate_cache, "leaf_context", lambda *_: object())
+    minted, counted = Leaf("", SecretBytes(b""), time() + 86_400), Interceptions()
+
+    async def waiting() -> None:
+        asked: Future[object] = Future()
+        signer = SimpleNamespace(do=lambda _work: asked)
+        cache = CertificateCache(key("a"), counted, signer, secret="agents/a")  # type: ignore[arg-type]
+        made = cache.begin("a.example", "192.0.2.1")
+        if is_withdrawn:
+            cache.withdraw()
+        process = SimpleNamespace(mint=lambda *_: minted)
+        asked.set_result(cache._make(process, "a.example", None))  # type: ignore[arg-type]
+        assert not counted.of_ca, "in the thread"
+        await asyncio.wait([made])
+
+    asyncio.run(waiting())
+    assert counted.of_ca == ({} if is_withdrawn else {"agents/a": 1})
 
 
 def test_all_cas_share_the_room(monkeypatch: pytest.MonkeyPatch):
