@@ -20,7 +20,7 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from egressproxy.errors import Denied, GatewayError, LimitExceeded, Reason
+from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.exchange.accounting import Accounting
@@ -345,11 +345,14 @@ _TYPE_NAMES: Final = frozenset((*TYPES.values(), "-"))
 
 
 def _checked(asked: _Asked, cluster: Cluster, resolved: Sequence[IPAddress]) -> Iterator[tuple[IPAddress, ...]]:
-    """What the address policy lets be dialled on further ports on which the name is allowed."""
+    """What the address policy of each further way lets be dialled, of those whose names `cluster` resolves, too."""
     assert asked.exchange.authority is not None
+    host = asked.exchange.authority.host
     for way in asked.ways:
-        with suppress(Denied):
-            yield cluster.opener.address_policy().check(asked.exchange.authority.host, resolved, way.port)
+        with suppress(Denied, GatewayFault):
+            opener = cluster_for(asked.listener, way.route, host).opener
+            if opener.resolver is cluster.opener.resolver:
+                yield opener.address_policy().check(host, resolved, way.port)
 
 
 def _loop(what: str) -> Denied:

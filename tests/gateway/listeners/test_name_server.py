@@ -232,6 +232,17 @@ def test_addresses_are_those_that_may_be_dialled(start: Any):
     assert "127.0.0.1" not in asked.why("rebound.example")[1]
 
 
+def test_each_port_has_the_address_policy_of_its_own_route(start: Any):
+    """A private address that the policy of a Backend allows: clients reach it on the port of its route."""
+    inside = m.policy(name="inside", addresses={"allow": [{"cidrs": ["10.0.0.0/8"]}]})
+    inside["spec"]["targetRefs"] = [{"group": "egressproxy.io", "kind": "Backend", "name": "a"}]
+    route = m.tls_route("t", "a", hostnames=["a.example"])
+    asked = start(allowing("*.example"), inside, m.backend("a", "a.example", 8443), route)
+    asked.names.zone |= dict.fromkeys(("a.example", "b.example"), (ip_address("10.0.0.1"),))
+    assert asked.addresses("a.example") == ["10.0.0.1"]
+    assert (asked.code("b.example"), asked.record["reason"]) == ("REFUSED", "resolved_denied")
+
+
 def test_the_address_of_the_gateway_is_the_answer_where_that_is_chosen(start: Any):
     own = {
         "addresses": "Gateway",
