@@ -43,6 +43,8 @@ from egressproxy.protocols.dns.messages import (
 
 #: The rules of a name that are looked at.
 MAX_RULES: Final = 256
+#: The `destinations` whose ports are remembered.
+MAX_KNOWN: Final = 1024
 #: Denials of the client rather than of the name it asks for.
 _OF_CLIENT: Final = frozenset((
     Reason.CREDENTIALS_REQUIRED, Reason.CREDENTIALS_REFUSED, Reason.CLIENT_CERTIFICATE, Reason.IDENTITY_KILLED,
@@ -63,10 +65,8 @@ class Way(NamedTuple):
     noted: Noted
 
 
-def ways(listener: ActiveListener, host: str, named: Sequence[int]) -> Iterator[Way]:
-    """The ports on which the name is allowed. `named`: as `named_ports`. Raises the denial of the first port where the
-    name is allowed on none.
-    """
+def ways(listener: ActiveListener, host: str, named: NamedPorts) -> Iterator[Way]:
+    """The ports on which the name is allowed. Raises the denial of the first port where the name is allowed on none."""
     first, is_allowed = None, False
     for port in _candidates(listener, host, named):
         try:
@@ -80,24 +80,38 @@ def ways(listener: ActiveListener, host: str, named: Sequence[int]) -> Iterator[
         raise first
 
 
-def named_ports(destinations: DestinationsIR) -> tuple[int, ...]:
-    """The ports in entries of `destinations`."""
-    rules = (rule for group in (*destinations.allow, destinations.deny) for rule in group)
-    return tuple(dict.fromkeys(port for rule in rules for port in rule.ports))
+class NamedPorts:
+    """The ports in entries of `destinations`, which may be thousands: they are read once."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        #: By identity, with the object itself, which is kept so that no other gets its place.
+        self._known: dict[int, tuple[DestinationsIR, tuple[int, ...]]] = {}
+
+    def of(self, destinations: DestinationsIR) -> tuple[int, ...]:
+        known = self._known.get(id(destinations))
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            rules = (rule for group in (*destinations.allow, destinations.deny) for rule in group)
+            ports = tuple(dict.fromkeys(port for rule in rules for port in rule.ports))
+            known = self._known[id(destinations)] = destinations, ports
+        return known[1]
 
 
-def _candidates(listener: ActiveListener, host: str, named: Sequence[int]) -> Sequence[int]:
+def _candidates(listener: ActiveListener, host: str, named: NamedPorts) -> Sequence[int]:
     """Ports that stand for all: the usual ones, those in some rule for the name, and one that is in no rule."""
     routes = rules_of(listener, host)
     stream = listener.streams.match(host)
     if stream is not None:
         routes.append(stream)
-    found = dict.fromkeys((HTTPS_PORT, HTTP_PORT, *named))
+    found = dict.fromkeys((HTTPS_PORT, HTTP_PORT, *named.of(listener.spec.policy.destinations)))
     for route in routes:
         found.update(dict.fromkeys(route.ports.get(host) or ()))
         if route.permission is not None:
             found.update(dict.fromkeys(route.permission.ports or ()))
-        found.update(dict.fromkeys(named_ports(route.policy.destinations)))
+        found.update(dict.fromkeys(named.of(route.policy.destinations)))
     other = next(port for port in range(1, len(found) + 2) if port not in found)
     return (*found, other)
 

@@ -30,11 +30,11 @@ from egressproxy.gateway.exchange.identification import identify_stream
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.listeners.name_decision import (
     SAID,
+    NamedPorts,
     Way,
     cluster_for,
     code_for,
     extended_code,
-    named_ports,
     own_addresses,
     ways,
 )
@@ -118,14 +118,14 @@ class NameServer:
         self._network = network
         self._tables = tables
         self._waiting = PerClientQuota(MAX_WAITING, most_of(MAX_WAITING))
-        self._ports: dict[ActiveListener, tuple[int, ...]] = {}  # that the destinations of a listener name
+        self._named_ports = NamedPorts()
         self._rates: dict[tuple[int, float], KeyedCounters] = {}
         self._new_names: dict[tuple[int, float], NewHostnameRateLimit] = {}
         self._is_slip = False
 
     def forget(self) -> None:
         """Forget what was worked out of listeners: another configuration is in service."""
-        self._ports.clear()
+        self._named_ports = NamedPorts()
         self._rates.clear()
         self._new_names.clear()
 
@@ -227,14 +227,7 @@ class NameServer:
             raise Denied(Reason.METHOD_NOT_ALLOWED, message, status=405, remedy=remedy)
         if exchange.authority is None:
             raise Denied(Reason.DESTINATION_NOT_ALLOWED, "the name of the query is not that of a host")
-        asked.ways = ways(asked.listener, exchange.authority.host, self._named_ports(asked.listener))
-
-    def _named_ports(self, listener: ActiveListener) -> tuple[int, ...]:
-        """The ports that the destinations of a listener name."""
-        known = self._ports.get(listener)
-        if known is None:
-            known = self._ports[listener] = named_ports(listener.spec.policy.destinations)
-        return known
+        asked.ways = ways(asked.listener, exchange.authority.host, self._named_ports)
 
     # --- its addresses -----------------------------------------------------------------------------------------------
     def _look_up(self, asked: _Asked) -> None:

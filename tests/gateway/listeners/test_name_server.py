@@ -17,8 +17,10 @@ from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.builders.snapshot_builder import build
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.identity.killed_identities import KilledIdentities, KilledIdentity
+from egressproxy.gateway.listeners.name_decision import NamedPorts
 from egressproxy.gateway.listeners.name_server import NameServer
 from egressproxy.gateway.overload.request_gate import RequestGate
+from egressproxy.ir.policy import DestinationRule, DestinationsIR
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.metrics import Metrics
@@ -186,6 +188,15 @@ def test_what_is_no_question_about_a_host_is_refused(start: Any):
 def test_a_name_is_answered_if_some_port_is_allowed(start: Any, entries: list[Any], deny: list[Any], is_answered: bool):
     asked = start(allowing(*entries, deny=deny))
     assert asked.code("a.example") == ("NOERROR" if is_answered else "REFUSED")
+
+
+def test_lists_are_read_once():
+    """Lists have thousands of entries, and a query looks at that of each rule of its name."""
+    named = NamedPorts()
+    deny = (DestinationRule(("a.example",), (7, 9)), DestinationRule(("b.example",), (9,)))
+    blocklist, other = DestinationsIR(deny=deny), DestinationsIR(allow=((DestinationRule(ports=(5,)),),))
+    assert (named.of(blocklist), named.of(other)) == ((7, 9), (5,))
+    assert named.of(blocklist) is named.of(blocklist)
 
 
 def test_routes_allow_names(start: Any):
