@@ -90,6 +90,7 @@ class NamedPorts:
         self._known: dict[int, tuple[DestinationsIR, tuple[int, ...]]] = {}
 
     def of(self, destinations: DestinationsIR) -> tuple[int, ...]:
+        """Those of this object, each once."""
         known = self._known.get(id(destinations))
         if known is None:
             if len(self._known) >= MAX_KNOWN:

@@ -159,8 +159,8 @@ class NameServer:
 
     # --- limits --------------------------------------------------------------------------------------------------
     def _is_limited(self, client: str, settings: NameServerIR, *, is_tcp: bool) -> bool:
-        """Take one query from the bucket of this client; whether none was left. That over TCP is another one: who
-        forges the client's address takes nothing from it.
+        """Take one query from the bucket of this client for UDP or TCP; whether none was left. Datagrams with a forged
+        source take nothing from the bucket for TCP.
         """
         key = settings.queries, settings.queries_window_s
         counts = self._rates.get(key)
