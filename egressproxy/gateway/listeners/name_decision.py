@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
@@ -40,6 +40,7 @@ from egressproxy.protocols.dns.messages import (
     REFUSED,
     SERVFAIL,
 )
+from egressproxy.routing.hosts import patterns_of
 
 #: The rules of a name that are looked at.
 MAX_RULES: Final = 256
@@ -81,24 +82,33 @@ def ways(listener: ActiveListener, host: str, named: NamedPorts) -> Iterator[Way
 
 
 class NamedPorts:
-    """The ports in entries of `destinations`, which may be thousands: they are read once."""
+    """The ports in entries of `destinations` for a host. There may be thousands of entries, which are read once."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        #: By identity, with the object itself, which is kept so that no other gets its place.
-        self._known: dict[int, tuple[DestinationsIR, tuple[int, ...]]] = {}
+        #: By identity, with the object itself, which is kept so that no other gets its place; ports by hostname, with
+        #: "" for every host.
+        self._known: dict[int, tuple[DestinationsIR, dict[str, dict[int, None]]]] = {}
 
-    def of(self, destinations: DestinationsIR) -> tuple[int, ...]:
-        """Those of this object, each once."""
+    def of(self, destinations: DestinationsIR, host: str) -> Iterator[int]:
+        """Those in entries that match this host (lower case)."""
         known = self._known.get(id(destinations))
         if known is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            rules = (rule for group in (*destinations.allow, destinations.deny) for rule in group)
-            ports = tuple(dict.fromkeys(port for rule in rules for port in rule.ports))
-            known = self._known[id(destinations)] = destinations, ports
-        return known[1]
+            known = self._known[id(destinations)] = destinations, _ports_of(destinations)
+        if known[1]:
+            for pattern in (*patterns_of(host), ""):
+                yield from known[1].get(pattern, ())
+
+
+def _ports_of(destinations: DestinationsIR) -> dict[str, dict[int, None]]:
+    made: dict[str, dict[int, None]] = {}
+    for rule in chain(*destinations.allow, destinations.deny):
+        for pattern in (rule.hostnames or ("",)) if rule.ports else ():
+            made.setdefault(pattern, {}).update(dict.fromkeys(rule.ports))
+    return made
 
 
 def _candidates(listener: ActiveListener, host: str, named: NamedPorts) -> Sequence[int]:
@@ -107,12 +117,12 @@ def _candidates(listener: ActiveListener, host: str, named: NamedPorts) -> Seque
     stream = listener.streams.match(host)
     if stream is not None:
         routes.append(stream)
-    found = dict.fromkeys((HTTPS_PORT, HTTP_PORT, *named.of(listener.spec.policy.destinations)))
+    found = dict.fromkeys((HTTPS_PORT, HTTP_PORT, *named.of(listener.spec.policy.destinations, host)))
     for route in routes:
         found.update(dict.fromkeys(route.ports.get(host) or ()))
         if route.permission is not None:
             found.update(dict.fromkeys(route.permission.ports or ()))
-        found.update(dict.fromkeys(named.of(route.policy.destinations)))
+        found.update(dict.fromkeys(named.of(route.policy.destinations, host)))
     other = next(port for port in range(1, len(found) + 2) if port not in found)
     return (*found, other)
 

@@ -190,13 +190,18 @@ def test_a_name_is_answered_if_some_port_is_allowed(start: Any, entries: list[An
     assert asked.code("a.example") == ("NOERROR" if is_answered else "REFUSED")
 
 
-def test_lists_are_read_once():
-    """Lists have thousands of entries, and a query looks at that of each rule of its name."""
+def test_of_long_lists_the_entries_of_a_host_are_looked_at():
+    """A policy has thousands of entries, and a query decides about each port of those for its name."""
     named = NamedPorts()
-    deny = (DestinationRule(("a.example",), (7, 9)), DestinationRule(("b.example",), (9,)))
-    blocklist, other = DestinationsIR(deny=deny), DestinationsIR(allow=((DestinationRule(ports=(5,)),),))
-    assert (named.of(blocklist), named.of(other)) == ((7, 9), (5,))
-    assert named.of(blocklist) is named.of(blocklist)
+    rules = [(("a.example", "*.b.example"), (7, 9)), (("*.example",), (9, 10)), ((), (5,)), (("c.test",), ())]
+    deny = tuple(DestinationRule(hostnames, ports) for hostnames, ports in rules)
+    lists = DestinationsIR(allow=((DestinationRule(("a.example",), (1,)),),), deny=deny)
+    for _ in range(2):
+        assert {*named.of(lists, "a.example")} == {1, 5, 7, 9, 10}
+        assert {*named.of(lists, "x.b.example")} == {5, 7, 9, 10}
+        assert {*named.of(lists, "c.test")} == {5}
+    assert not [*named.of(DestinationsIR(), "a.example")]
+    assert len(named._known) == 2
 
 
 def test_routes_allow_names(start: Any):
