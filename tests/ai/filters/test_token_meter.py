@@ -102,6 +102,15 @@ def test_an_answer_that_tells_nothing_is_counted_as_one():
     assert meter.metrics() == {"egress_ai_untold": {("-", "agents/a", "team"): 1}}
 
 
+def test_a_realtime_session_that_nobody_reads_is_counted_as_one():
+    meter = harness()
+    for path in ("/v1/realtime?model=m", "/v1/other"):
+        x = exchange("GET", f"http://a.example{path}", identity="team/agent", backend="agents/a")
+        x.request.upgrade = b"websocket"
+        meter.run(x, response=response(101))
+    assert meter.metrics() == {"egress_ai_untold": {("-", "agents/a", "team"): 1}}
+
+
 def test_failures_and_requests_of_other_kinds_count_nothing():
     meter = harness()
     ask(meter, json.dumps(ANSWERS[Api.OPENAI_CHAT]).encode(), status=500)
