@@ -212,7 +212,7 @@ def _sentence(made: TracingIR | None) -> str:
         return "the policy is in force: exchanges are not traced"
     spec = made.collector.backend.backend
     where = "nowhere" if spec is None else f"to {spec.name} by OTLP ({made.collector.protocol.value})"
-    return f"the policy is in force: {made.share:.4%} of new traces are recorded; spans go {where}"
+    return f"the policy is in force: {100 * made.share:g}% of new traces are recorded; spans go {where}"
 
 
 def _notes(policy: XTelemetryPolicy) -> Iterable[str]:

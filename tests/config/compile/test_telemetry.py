@@ -96,7 +96,7 @@ def test_a_policy_says_how_exchanges_are_traced():
     assert "k-1" not in repr(found)
     assert conditions(made) == {
         "Accepted": (
-            "True", "Accepted", "the policy is in force: 0.1000% of new traces are recorded; spans go to agents/otel "
+            "True", "Accepted", "the policy is in force: 0.1% of new traces are recorded; spans go to agents/otel "
             "by OTLP (http/protobuf)",
         ),
         "ResolvedRefs": ("True", "ResolvedRefs", "every reference is resolved"),
