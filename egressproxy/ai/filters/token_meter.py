@@ -201,7 +201,8 @@ class TokenMeter(Filter):
         if not 200 <= exchange.status < 300 or asked is None:
             return
         if usage is None:
-            self._untold.add(1, exchange.route, exchange.backend, tenant)
+            if exchange.has_response:  # to an event of a realtime session that asks for nothing there is none
+                self._untold.add(1, exchange.route, exchange.backend, tenant)
             return
         labels = self._labels(exchange, asked, measured, tenant)
         self._usage.observe(usage.input_tokens, *labels, "input")
