@@ -219,7 +219,7 @@ def _notes(policy: XTelemetryPolicy) -> Iterable[str]:
     tracing = policy.spec.tracing
     for written in tracing.attributes if tracing is not None else ():
         if _is_secret(written):
-            yield f"The attribute {written.name} is left out: {written.header_name} may hold a credential."
+            yield f"The attribute {written.name} does nothing: {written.header_name} may hold a credential."
     annotations = policy.metadata.annotations
     for name, values in ((CONTEXT, ("Continue", "Restart")), (ON_ERROR, ("true", "false"))):
         if annotations.get(name, values[0]) not in values:

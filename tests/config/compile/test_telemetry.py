@@ -214,7 +214,7 @@ def test_a_credential_never_becomes_an_attribute(name: str):
     attributes = [{"name": "a", "type": "Header", "headerName": name}]
     made = compile_of(telemetry(provider={"backendRef": COLLECTOR}, attributes=attributes))
     assert tracing_of(made).attributes == ()
-    assert f"{name} may hold a credential" in conditions(made)["Accepted"][2]
+    assert f"The attribute a does nothing: {name} may hold a credential" in conditions(made)["Accepted"][2]
 
 
 def test_policies_of_the_gateway_add_nothing_to_requests_for_the_collector():

@@ -188,6 +188,7 @@ def test_an_authorization_server_has_to_speak_what_it_is_asked_in(spoken: str, a
     assert (found.backend.backend is not None) is is_used
     reason = ("True", "ResolvedRefs") if is_used else ("False", "UnsupportedProtocol")
     assert of_route(made, "ResolvedRefs")[:2] == reason
+    assert is_used or "carries no gRPC: write GRPC" in of_route(made, "ResolvedRefs")[2]
     assert rule(made).backends[0].backend is not None
 
 
