@@ -74,6 +74,18 @@ def test_api_keys_for_other_models_share_no_answer(config):
     ]  # fmt: skip
 
 
+def test_a_client_whose_groups_have_changed_does_not_get_what_they_have_opened():
+    """The backend's credential may be that of a group (`callers` of CredentialInjector)."""
+    harness = cache()
+
+    def of_group(*groups):
+        made = post()
+        made.identity = CallerIdentity(name="egress/users#ann", source="token", groups=groups)
+        return made
+
+    assert [is_hit(ask(harness, of_group(*each))) for each in (("staff",), ("staff",), ())] == [False, True, False]
+
+
 def test_members_in_another_order_and_blanks_are_the_same_request():
     harness = cache()
     ask(harness)

@@ -189,6 +189,26 @@ def test_credentials_by_caller_and_the_answers_that_are_kept(converse: Start):
     refused(talk, 403, "credential_not_for_caller")
 
 
+@pytest.mark.parametrize("more", [{}, {"shareTenants": True}])
+def test_answers_to_an_exchanged_token_are_not_those_of_another_token_of_its_subject(
+    converse: Start, more: dict[str, Any]
+):
+    """An agent may have a token of its user that is good for less: what the user's own has got is not for it."""
+    cache = {
+        "name": "cache", "type": "egressproxy.io/Cache:v1", "phase": "request-headers", "priority": 1000,
+        "config": more,
+    }  # fmt: skip
+    talk = converse(objects(injecting(tokenExchange=EXCHANGE), m.policy(name="kept", extensions=[cache])))
+    talk.client >> get(ROBOT)
+    api = talk.dialled("api.example", 80)
+    exchanged(talk, ROBOT, "issued")
+    served(talk, api, "issued")
+    lesser = CLUSTER.token(scope="less")
+    talk.client >> get(lesser)
+    exchanged(talk, lesser, "issued-less", is_new=False)
+    served(talk, api, "issued-less")
+
+
 def test_a_request_in_a_tunnel_has_the_token_that_has_opened_it(converse: Start):
     identity = {"token": {"issuers": [CLUSTER.written], "exchangeAt": ["idp"]}}
     talk = converse(

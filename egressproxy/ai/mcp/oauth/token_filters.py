@@ -282,8 +282,8 @@ class CallerToken(TokenFilter):
         self._server.close()
 
     def _caller(self, exchange: Exchange) -> str:
-        """Raises Denied (403) for a client that is not known: nobody's tokens are those of all. One that another gateway
-        does not know has the name of that.
+        """Raises Denied (403) for a client that is not known: nobody's tokens are those of all. One whom another
+        gateway does not know has the name of that.
         """
         identity, name = exchange.identity, exchange.identity.name
         if self._lacks_key:
