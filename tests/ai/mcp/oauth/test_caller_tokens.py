@@ -13,6 +13,7 @@ from egressproxy.ai.mcp.oauth import caller_tokens
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import CredentialRenewed, UnusableReference
 from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import CALLERS_OWN
 from egressproxy.telemetry.event_aggregator import EventAggregator
 from egressproxy.telemetry.filter_meter import FilterMetrics
 from tests.ai.mcp.oauth.kit import (
@@ -55,7 +56,8 @@ async def test_the_user_allows_access_once_and_the_token_is_that_callers_alone(t
     error = await refused(filter)
     assert (error.status, "open https://gw.example/tools/oauth in a browser" in error.message) == (403, True)
     await authorized(filter, login)
-    assert token(await sent(filter, exchange("/tools", (b"Authorization", b"Bearer mine")))) == b"Bearer tok-1"
+    x = await sent(filter, exchange("/tools", (b"Authorization", b"Bearer mine")))
+    assert (token(x), CALLERS_OWN in x.state) == (b"Bearer tok-1", True)
     await refused(filter, "bob")
     await authorized(filter, login, "bob")
     assert token(await sent(filter, exchange(caller="bob"))) == b"Bearer tok-2"
