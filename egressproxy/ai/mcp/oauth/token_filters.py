@@ -66,8 +66,8 @@ class TokenFilter(Filter, ABC):
         self._resource = config.resource
         self._is_loopback = url.scheme == "http"
         plaintext = self._is_loopback or config.allow_plaintext
-        hosts = () if plaintext else (url.host,)
-        self._binding = BackendBinding(Binding(hosts), context.name, context.source, allow_plaintext=plaintext)
+        bound = Binding(() if plaintext else (url.host,), path_prefix=url.path.rstrip("/"))
+        self._binding = BackendBinding(bound, context.name, context.source, "resource", allow_plaintext=plaintext)
         self._cut = client_credentials(CREDENTIAL_FIELDS)
         self._client = TokenClient(context)
         self._sent: StateSlot[SecretBytes] = StateSlot("mcp token")
@@ -271,6 +271,9 @@ class CallerToken(TokenFilter):
 
     def forecast(self, exchange: Exchange) -> None:
         """Raises what the client gets until its user has allowed access."""
+        if exchange.path == self._path:
+            self._caller(exchange)
+            return
         self._check(exchange)
         try:
             if self._tokens.held(self._caller(exchange)) is None:

@@ -309,6 +309,7 @@ async def test_explain_says_what_a_caller_gets(tmp_path):
     filter = made(by_code(tmp_path), login)
     with pytest.raises(Denied, match="has to be allowed once"):
         filter.forecast(exchange())
+    filter.forecast(exchange("/tools/oauth", method="GET"))
     await authorized(filter, login)
     filter.forecast(exchange())
     filter.close()

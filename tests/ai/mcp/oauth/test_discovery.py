@@ -144,6 +144,19 @@ async def test_a_token_goes_to_no_other_host(origin):
     filter.close()
 
 
+@pytest.mark.parametrize("path", ["/other/mcp", "/mcp2", "/mcp/../other", "/mcp/%2e%2e/other", "/", "/other?/mcp"])
+async def test_a_token_goes_to_no_other_server_of_the_host(path):
+    """The client says the path: of a host with many servers another one would get the gateway's token."""
+    filter = made(OWN, login := Login())
+    x = exchange(path)
+    with pytest.raises(Denied, match="asked for a path") as refused:
+        await sent(filter, x)
+    assert (token(x), login.asked, refused.value.reason) == (None, [], Reason.CREDENTIAL_NOT_BOUND)
+    assert "correct resource in the filter's config" in refused.value.remedy
+    assert token(await sent(filter, exchange("/mcp/x?y"))) == b"Bearer tok-1"
+    filter.close()
+
+
 async def test_a_loopback_resource_without_tls_is_on_this_machine():
     config = {**OWN, "resource": "http://127.0.0.1:1/mcp"}
     del config["metadataRef"]
