@@ -231,6 +231,31 @@ def test_a_request_in_a_tunnel_has_the_token_that_has_opened_it(converse: Start)
     served(talk, api, "issued")
 
 
+def test_a_mirrored_request_has_the_credential_of_its_caller_or_does_not_go(converse: Start):
+    callers = [{"subjects": [{"namespace": "team", "serviceAccount": "robot"}], "secretRef": {"name": "key-robot"}}]
+    copy = injecting(callers=callers)
+    copy["metadata"]["name"], copy["spec"]["destination"]["fqdn"]["hostname"] = "copy", "copy.example"
+    ref = {"group": m.OURS, "kind": "Backend", "name": "copy"}
+    mirror = {"type": "RequestMirror", "requestMirror": {"backendRef": ref}}
+    api = m.backend("api", "api.example", 80)
+    talk = converse(objects(api, copy, m.secret("key-robot", {"token": "KEY-robot"}), filters=[mirror]))
+    talk.client >> get(ROBOT)
+    origin = talk.dialled("api.example", 80)
+    origin.take(rb"GET .*?\r\n\r\n")
+    origin >> OK
+    assert b"Authorization: Bearer KEY-robot\r\n" in talk.dialled("copy.example", 80).take(rb"GET .*?\r\n\r\n")[0]
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\nhi")
+    talk.origins[1] >> OK
+    talk.settle()
+    seen = len(talk.origins[1].received)
+    talk.client >> get(OTHER)
+    origin.take(rb"GET .*?\r\n\r\n")
+    origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\nhi")
+    talk.settle()
+    assert (len(talk.origins[1].received), talk.pending_dial()) == (seen, None)
+
+
 def test_the_messages_of_a_websocket_need_the_token_that_has_opened_it(converse: Start):
     """Each is a request of its caller: without a token for the backend it does not go there."""
     policy = m.policy(name="kept", extensions=TOOLS)

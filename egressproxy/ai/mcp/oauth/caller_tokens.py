@@ -150,7 +150,7 @@ class CallerTokens:
         tokens = entry["tokens"]
         try:
             server = await self._find_server()
-            client = self._registration(entry, server)
+            client = self._registration(tokens, server)
             if client is None or tokens["issuer"] != server.issuer:
                 return await self._drop(caller, entry, "dropped")
             fresh = await self._client.by_refresh(server, client, tokens["refresh"])
@@ -163,7 +163,7 @@ class CallerTokens:
             self._failures[caller] = time.time() + AGAIN_S, str(error)
             raise
         self._count("refreshed")
-        return await self._keep(caller, entry, server, fresh)
+        return await self._keep(caller, entry, server, fresh, tokens["client"])
 
     async def widen(self, caller: str, scopes: tuple[str, ...]) -> None:
         """Have the next authorization ask for these scopes, too, beside those that were asked for before. Raises
@@ -240,7 +240,7 @@ class CallerTokens:
                 why = f" ({shown})" if _ERROR_CODE.fullmatch(shown) else ""
                 raise AuthorizationRefused(f"The authorization server did not give access{why}.")
             tokens = await self._client.by_code(server, client, code, found["verifier"])
-            await self._keep(caller, {**entry, "pending": []}, server, tokens)
+            await self._keep(caller, {**entry, "pending": []}, server, tokens, entry.get("client"))
         self._count("authorized")
 
     async def _forget(self, caller: str) -> bool:
@@ -252,14 +252,14 @@ class CallerTokens:
             # The registration stays: who drops and begins again and again does not register the gateway each time.
             await self._drop(caller, {**entry, "pending": []}, "revoked")
         server = await self._find_server()
-        client = self._registration(entry, server)
+        client = self._registration(tokens, server)
         if client is not None and tokens["issuer"] == server.issuer:
             await self._client.revoke(server, client, tokens["refresh"] or tokens["access"])
         return True
 
     # --- entries ---------------------------------------------------------------------------------------------------
     def _registration(self, entry: Entry, server: ServerMetadata) -> Registration | None:
-        """The gateway as a client of this server; None: it has to be registered."""
+        """The gateway as a client of this server, by the entry or for its tokens; None: it has to be registered."""
         if self._client.registration is not None:
             return self._client.registration
         kept = dict(entry.get("client") or {})
@@ -269,11 +269,13 @@ class CallerTokens:
         client = Registration(**kept)
         return None if client.is_over else client
 
-    async def _keep(self, caller: str, entry: Entry, server: ServerMetadata, tokens: Tokens) -> Held | None:
+    async def _keep(
+        self, caller: str, entry: Entry, server: ServerMetadata, tokens: Tokens, client: Entry | None
+    ) -> Held | None:
         now = time.time()
         kept = {
             "access": tokens.access.reveal().decode("ascii"), "refresh": tokens.refresh, "issuer": server.issuer,
-            "since": now, "ends": now + tokens.life_s,
+            "since": now, "ends": now + tokens.life_s, "client": client,
         }  # fmt: skip
         await self._store.write(caller, {**entry, "tokens": kept})
         return _held({"tokens": kept})

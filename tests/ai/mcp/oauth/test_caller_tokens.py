@@ -376,6 +376,23 @@ async def test_a_user_is_asked_again_for_scopes_that_a_token_lacks(tmp_path):
     filter.close()
 
 
+async def test_a_token_is_refreshed_and_revoked_by_the_client_that_has_got_it(tmp_path, monkeypatch):
+    """A server that asks for more, and a user who does not allow it, cost nobody the token that is there."""
+    login = Login()
+    filter = made(by_code(tmp_path), login)
+    await authorized(filter, login)
+    with pytest.raises(Denied):
+        await answered(filter, await sent(filter), 403, LACKS)
+    await begun(filter)  # as another client, for the further scopes
+    now = time.time
+    monkeypatch.setattr(caller_tokens.time, "time", lambda: now() + 3550)
+    assert token(await sent(filter)) == b"Bearer tok-2"
+    assert login.forms[-1][0]["client_id"] == "client-0"
+    assert (await page(filter, method="DELETE")).status == 204
+    assert login.ended == ["ref-2"]
+    filter.close()
+
+
 async def test_an_operators_scopes_are_not_widened(tmp_path):
     login = Login()
     filter = made(by_code(tmp_path, scopes=["read"]), login)
