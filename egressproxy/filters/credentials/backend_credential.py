@@ -162,11 +162,14 @@ class FetchReport:
 
 
 class BackendBinding:
-    """`looks_at_heads`: path or Host of each request count, too. `name`, `source`: those of the filter."""
+    """`looks_at_heads`: path or Host of each request count, too. `name`, `source`: those of the filter, in whose config
+    `written_as` is the field with the binding ("": `bind`).
+    """
 
-    __slots__ = ("_allow_plaintext", "_hosts", "_ports", "_prefix", "looks_at_heads", "name", "source")
+    __slots__ = ("_allow_plaintext", "_hosts", "_ports", "_prefix", "_written_as", "looks_at_heads", "name", "source")
 
-    def __init__(self, bind: Binding, name: str, source: str, *, allow_plaintext: bool) -> None:
+    def __init__(self, bind: Binding, name: str, source: str, written_as: str = "", *, allow_plaintext: bool) -> None:
+        self._written_as = written_as
         self._allow_plaintext = allow_plaintext
         self._hosts = frozenset(bind.hosts)
         self._ports = frozenset(bind.ports)
@@ -203,7 +206,8 @@ class BackendBinding:
             Reason.CREDENTIAL_NOT_BOUND,
             f"backend {exchange.backend} {what} that filter {self.name} is bound to, and gets no credential",
             rule=self.source,
-            remedy=f"correct bind.{field} in the filter's config, or place the filter on the Backend that it is for",
+            remedy=f"correct {self._written_as or f'bind.{field}'} in the filter's config, or place the filter on the"
+            " Backend that it is for",
         )
 
 
