@@ -7,7 +7,8 @@ at it. Source: OpenAI's API reference, client events and server events of realti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -63,8 +64,11 @@ _ASIDE: Final = {
     "error": ("error", frozenset(("type", "code", "param", "event_id"))),
 }
 _OF_ASIDE: Final = frozenset(("type", "event_id", "item_id", "previous_item_id"))
-#: The most characters of a text of these events.
-_MAX_WORD: Final = 256
+#: A text of these events: an id, a name, a code. A sentence is none.
+_WORD: Final = re.compile(r"[A-Za-z0-9._:/\[\]-]{0,256}")
+_MAX_LIST: Final = 8
+#: What is told of a rate limit.
+_OF_LIMIT: Final = ("name", "limit", "remaining", "reset_seconds")
 #: In place of the message of an error.
 _REFUSED: Final = "the server refuses an event of this session: see `code` and `param`"
 _OF_RESPONSE: Final = frozenset(
@@ -184,19 +188,19 @@ class RealtimeMessages(ResponsesMessages):
         if type_ not in _ASIDE or (type_ == _ERROR and is_asked and self._ends_by(value)):
             return None
         name, members = _ASIDE[type_]
-        made = {key: value[key] for key in _OF_ASIDE if key in value}
+        made = _words(value, _OF_ASIDE)
         about = value.get(name, {})
         if name:
             if type(about) is not dict:
                 raise Unreadable(f"{type_} has no {name}")
-            made[name] = {key: about[key] for key in members if key in about}
+            made[name] = _words(about, members)
             if name == "item":  # what it says comes by the events of a response, or was said by the client
                 made[name]["content"] = []
             elif name == _ERROR:
                 made[name]["message"] = _REFUSED
         if type_ == "rate_limits.updated":
-            made["rate_limits"] = _numbers(value.get("rate_limits"))
-        return dumps(_short(made, _MAX_WORD))
+            made["rate_limits"] = _limits(value.get("rate_limits"))
+        return dumps(made)
 
     def _ends_by(self, error: dict[str, Any]) -> bool:
         """Whether an error is the answer to the response.create under way: none has begun, and it names no other event
@@ -291,22 +295,25 @@ def _check_names(value: Any) -> None:
                     holders.append(each)
 
 
-def _short(value: Any, most: int) -> Any:
-    """The value, whose texts are short, and cut where they are not."""
-    if type(value) is dict:
-        return {key[:most]: _short(each, most) for key, each in value.items()}
-    if type(value) is list:
-        return [_short(each, most) for each in value]
-    return value[:most] if type(value) is str else value
+def _words(value: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The members of these names that hold no text but words, alone or in a list."""
+    return {name: value[name] for name in names if name in value and all(map(_is_word, _listed(value[name])))}
 
 
-def _numbers(limits: Any) -> list[dict[str, Any]]:
-    """The rate limits of the server, without other texts than their known names."""
-    return [
-        {key: value for key, value in each.items() if value in ("requests", "tokens") or type(value) in (int, float)}
-        for each in (limits if type(limits) is list else ())[:4]
-        if type(each) is dict
-    ]
+def _listed(value: Any) -> list[Any]:
+    return value if type(value) is list and len(value) <= _MAX_LIST else [value]
+
+
+def _is_word(value: Any) -> bool:
+    if type(value) is str:
+        return _WORD.fullmatch(value) is not None
+    return value is None or type(value) in (int, float, bool)
+
+
+def _limits(limits: Any) -> list[dict[str, Any]]:
+    """The rate limits of the server."""
+    listed = limits if type(limits) is list else ()
+    return [_words(each, _OF_LIMIT) for each in listed[:_MAX_LIST] if type(each) is dict]
 
 
 def _check_members(value: dict[str, Any], known: frozenset[str], where: str) -> None:

@@ -81,11 +81,13 @@ _CHOICES: Final = (
         ("allowedFunctionNames", "allowed_function_names"),
     ),
 )
-#: The member of a batch with the list of requests, and the member of an entry with the request.
+#: The member of a batch with the list of requests, and the member of an entry with the request. What makes the secret
+#: of a realtime session has that session.
 _BATCHES: Final = (
     (("requests",), "params"),
     (("batch", "inputConfig", "requests", "requests"), "request"),
     (("batch", "input_config", "requests", "requests"), "request"),
+    ((), "session"),
 )
 #: Types of a choice that name no tool.
 _CHOICE_TYPES: Final = frozenset(("allowed_tools", "any", "auto", "custom", "function", "none", "required", "tool"))
@@ -209,7 +211,7 @@ class ToolPolicy(Filter):
         return (yield from self._chat(exchange, data)) if type(value) is dict else data  # a request may look like both
 
     def _batch(self, value: dict[str, Any]) -> Work[None]:
-        """Check the requests in a batch of Anthropic or Gemini. Raises Rejected, Unreadable."""
+        """Check the requests in a batch of Anthropic or Gemini, and a realtime session. Raises Rejected, Unreadable."""
         for path, member in _BATCHES:
             listed = in_object(value, *path)
             for each in listed if type(listed) is list else (listed,):
@@ -219,7 +221,8 @@ class ToolPolicy(Filter):
                     for tool in AiRequest.of(b"", asked).tools:
                         if not self._tools.may_be_offered(tool.name):
                             self._denied.add(1, "tool", "denied")
-                            raise self._refusal(f"the batch offers tool {_shown(tool.name)}, which is not allowed")
+                            what = "batch" if path else member
+                            raise self._refusal(f"the {what} offers tool {_shown(tool.name)}, which is not allowed")
 
     def _rpc(self, exchange: Exchange, messages: list[Any], *, is_batch: bool) -> Work[LocalResponse | None]:
         denials: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
@@ -26,17 +27,20 @@ def from_vault(context: FilterContext, config: Vault) -> Fetch:
     if find_spec("hvac") is None:
         raise UnusableReference(INSTALL)
     session: VaultSession | None = None
+    # A thread of its own: a Vault that does not answer keeps none from other work.
+    thread = ThreadPoolExecutor(1, "vault")
 
     async def fetch() -> Fetched:
         nonlocal session
+        loop = asyncio.get_running_loop()
         asked = checked_call(call, allow_plaintext=config.allow_plaintext)
         if ref is not None and secret is None:
             raise FetchError(f"the Secret {ref.label} is missing")
         if session is None:
-            made = await asyncio.to_thread(_session_type)
-            session = made(asked, asyncio.get_running_loop(), config, secret)
+            made = await loop.run_in_executor(thread, _session_type)
+            session = made(asked, loop, config, secret)
         try:
-            return await asyncio.to_thread(session.fetch)
+            return await loop.run_in_executor(thread, session.fetch)
         except asyncio.CancelledError:
             session.cancel()  # or the thread would wait for its answer
             raise

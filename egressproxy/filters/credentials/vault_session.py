@@ -1,7 +1,7 @@
 """VaultSession: reads a secret of a Vault by hvac, whose requests go over a call of the gateway's own.
 
 So they go where the policies of the Backend let them, over its TLS, and follow no redirects. All methods but `cancel`
-block: they are for a thread.
+block: they are for one thread.
 
 Source: HashiCorp, Vault HTTP API: auth methods Kubernetes, AppRole and token; KV versions 1 and 2; /sys/leases/renew.
 """
@@ -12,7 +12,6 @@ import asyncio
 import math
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
-from threading import Lock
 from time import monotonic
 from typing import Any, Final
 
@@ -53,7 +52,6 @@ class VaultSession:
         self._client: Any = hvac.Client(
             _URL, token="", session=session, namespace=config.namespace or None, allow_redirects=False
         )
-        self._lock = Lock()
         self._token_life = self._token_until = 0.0
         self._is_renewable = False
         #: Of a dynamic secret: its lease, how long that was at first, and its value.
@@ -63,18 +61,17 @@ class VaultSession:
 
     def fetch(self) -> Fetched:
         """The secret as it is now. Raises FetchError, with the status and nothing of what was sent or answered."""
-        with self._lock:
-            self._over.begin()
-            try:
-                return self._read_with_token()
-            except VaultError:
-                raise self._over.refusal(self._config.path) from None
-            except requests.RequestException:  # before anything was sent
-                raise FetchError("the token of the gateway cannot be sent in a field", is_final=True) from None
-            except (KeyError, TypeError, AttributeError, ValueError):
-                raise FetchError(f"backend {self._over.backend} sent no answer of a Vault") from None
-            except (CancelledError, TimeoutError):
-                raise FetchError(f"backend {self._over.backend} did not answer in time") from None
+        self._over.begin()
+        try:
+            return self._read_with_token()
+        except VaultError:
+            raise self._over.refusal(self._config.path) from None
+        except requests.RequestException:  # before anything was sent
+            raise FetchError("the token of the gateway cannot be sent in a field", is_final=True) from None
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise FetchError(f"backend {self._over.backend} sent no answer of a Vault") from None
+        except (CancelledError, TimeoutError):
+            raise FetchError(f"backend {self._over.backend} did not answer in time") from None
 
     def cancel(self) -> None:
         """End what another thread waits for in `fetch`."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from struct import Struct
+from struct import Struct, error
 from typing import Any, ClassVar, Final
 
 from egressproxy.model.exchange_trace import ExchangeTrace
@@ -74,7 +74,7 @@ class LogEncoder:
 def _record(logged: LoggedLine) -> bytes:
     try:
         record = _of_fields(json.loads(logged.line))
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # a filter may log what it likes
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError, error):  # a filter may log what it likes
         record = number(2, _INFO[0]) + sized(5, any_value(logged.line))
     if not logged.trace_id:
         return record

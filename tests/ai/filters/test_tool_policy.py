@@ -405,6 +405,17 @@ def test_what_the_requests_of_a_batch_offer_has_to_be_allowed(path: str):
     refused(ask(ALLOWED, other, path=path), 400)
 
 
+@pytest.mark.parametrize(
+    "tool", [{"type": "function", "name": "delete"}, {"type": "mcp", "server_label": "x"}], ids=str
+)
+def test_what_the_session_of_a_realtime_secret_offers_has_to_be_allowed(tool: Any):
+    path = "/v1/realtime/client_secrets"
+    session = {"session": {"type": "realtime", "tools": [{"type": "function", "name": "search"}]}}
+    assert json.loads(ask(ALLOWED, session, path=path).request_body) == session
+    session["session"]["tools"] = [tool]
+    assert "session offers tool" in refused(ask(ALLOWED, session, path=path), 403)
+
+
 FORCED: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
     ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
         {"type": "function", "function": {"name": "delete"}}]}}}, None),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from aiohttp import web
@@ -248,6 +250,7 @@ async def test_the_last_value_serves_while_the_vault_is_away(monkeypatch):
 
 
 async def test_the_end_of_a_filter_does_not_wait_for_the_vault():
+    others = {*threading.enumerate()}
     call = Call(VaultServer())
     call.opened = asyncio.Event()
     made = injector({"vault": {**KV, **APP_ROLE}}, SECRETS, {LABEL: call})
@@ -258,8 +261,24 @@ async def test_the_end_of_a_filter_does_not_wait_for_the_vault():
     made.close()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.get_running_loop().shutdown_default_executor()
+    del made, task
+    await until(
+        lambda: gc.collect() >= 0 and not {each.name for each in {*threading.enumerate()} - others} & {"vault_0"}
+    )
     assert time.monotonic() - before < vault_session.TIMEOUT_S
+
+
+async def test_a_vault_that_does_not_answer_keeps_no_thread_from_other_work():
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    call = Call(VaultServer())
+    call.opened = asyncio.Event()
+    made = injector({"vault": {**KV, **BY_TOKEN}}, SECRETS, {LABEL: call})
+    made._refresher._start()
+    await until(lambda: call.waiting)
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(int), 2) == 0
+    finally:
+        made.close()
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,24 @@ def test_a_response_that_nobody_has_asked_for_ends_the_session(converse: Start):
     client.is_closed_with(1014)
 
 
+def test_ids_and_codes_of_events_beside_a_response_are_words(converse: Start):
+    talk = converse(config(*TOOLS))
+    client, server = opened(talk)
+    said = {"text": ["a secret"]}
+    server.says(
+        {"type": "conversation.item.added", "event_id": said, "previous_item_id": None,
+         "item": {"id": "i", "role": "ann@corp.example", "status": said}},
+        {"type": "session.updated", "session": {"output_modalities": ["text", "a secret"], "expires_at": 7}},
+        {"type": "rate_limits.updated", "rate_limits": [{"name": "tokens", "a secret": 1, "limit": 2}, said]},
+        {"type": "error", "error": {"type": "invalid_request_error", "code": "a secret", "param": "session.tools[0]"}},
+    )  # fmt: skip
+    heard = [client.hears() for _ in range(4)]
+    assert heard[0] == {"type": "conversation.item.added", "previous_item_id": None, "item": {"id": "i", "content": []}}
+    assert heard[1]["session"] == {"expires_at": 7}
+    assert heard[2]["rate_limits"] == [{"name": "tokens", "limit": 2}, {}]
+    assert heard[3]["error"].keys() == {"type", "param", "message"}
+
+
 def test_the_model_of_the_session_is_judged_at_each_event(converse: Start):
     talk = converse(config(*filters(ModelPolicy={"allow": ["gpt-5"]})))
     client, server = opened(talk)

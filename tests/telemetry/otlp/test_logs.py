@@ -93,7 +93,13 @@ async def test_a_failure_is_more_severe_than_a_denial(fields: dict[str, Any], se
     assert record.severity_text == severity
 
 
-@pytest.mark.parametrize("field", [{"time": "x"}, {"status": None}, {"duration_ms": "1"}, {"time": 1, "path": []}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"time": "x"}, {"status": None}, {"duration_ms": "1"}, {"time": 1, "path": []}, {"duration_ms": -1e18},
+        {"time": "0001-01-01T00:00:00Z"},
+    ],
+)  # fmt: skip
 async def test_what_a_filter_logs_in_place_of_our_fields_loses_no_other_line(field: dict[str, Any]):
     odd = exchange()
     odd.add_log_fields(field)
