@@ -53,6 +53,10 @@ class MessageApi(ABC):
         """The message with what filters have left of its `request_of`."""
         return body
 
+    def without_content(self, message: bytes) -> bytes:
+        """A message of Asked.NOTHING, as the server gets it."""
+        return message
+
     def aside(self, _message: bytes, *, is_asked: bool) -> bytes | None:
         """For a message of the server that belongs to no response: what the client gets of it, b"" for nothing. None:
         it belongs to the one that `is_asked` for.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -69,6 +70,8 @@ _WORD: Final = re.compile(r"[A-Za-z0-9._:/\[\]-]{0,256}")
 _MAX_LIST: Final = 8
 #: What is told of a rate limit.
 _OF_LIMIT: Final = ("name", "limit", "remaining", "reset_seconds")
+#: Of events that have no id of their own, and of every response.create.
+_OWN_ID: Final = "egress_"
 #: In place of the message of an error.
 _REFUSED: Final = "the server refuses an event of this session: see `code` and `param`"
 _OF_RESPONSE: Final = frozenset(
@@ -99,15 +102,22 @@ def model_of_realtime(path: bytes) -> str:
 
 
 class RealtimeMessages(ResponsesMessages):
-    """The API, of one WebSocket, whose model is `model`. `_is_text`: its session answers with text alone."""
+    """The API, of one WebSocket, whose model is `model`. `_is_text`: its session answers with text alone.
 
-    __slots__ = ("_create_id", "_has_begun", "_is_text", "_part_is_text", "model")
+    Every event goes on with an id, by which an error of the server says what it is about. That of a response.create is
+    the gateway's: a client that chose it could pass off the error of another event as the end of a response.
+    """
+
+    __slots__ = ("_create_id", "_has_begun", "_ids", "_is_text", "_part_is_text", "_sent_id", "model")
 
     def __init__(self, model: str) -> None:
         self.model = model
         self._is_text = False
         self._part_is_text = False
-        self._create_id: object = None  # of the event that has asked for the latest response
+        self._ids = count(1)
+        #: Of the event that has asked for the latest response: as the client has it, and as the server has it.
+        self._create_id: object = None
+        self._sent_id = ""
         self._has_begun = False
 
     # --- the client ------------------------------------------------------------------------------------------------
@@ -165,6 +175,7 @@ class RealtimeMessages(ResponsesMessages):
     def message_of(self, message: bytes, body: bytes) -> bytes:
         value, left = loads(message), loads(body)
         name = _EVENTS[value["type"]][1]
+        self._add_id(value)
         if type(left) is not dict or left.pop("model", None) != self.model:
             raise Unreadable("a session keeps the model that its WebSocket was opened with, and no alias holds here")
         if name == "item":
@@ -179,6 +190,17 @@ class RealtimeMessages(ResponsesMessages):
             self._is_text |= name == "session" and left.get("output_modalities") == [_TEXT]
             value[name] = {**left, **{key: was[key] for key in ("type", "model") if key in was}}
         return dumps(value)
+
+    def without_content(self, message: bytes) -> bytes:
+        value = loads(message)
+        self._add_id(value)
+        return dumps(value)
+
+    def _add_id(self, value: dict[str, Any]) -> None:
+        if value["type"] == _CREATE:
+            value["event_id"] = self._sent_id = f"{_OWN_ID}{next(self._ids)}"
+        elif value.get("event_id") is None:
+            value["event_id"] = f"{_OWN_ID}{next(self._ids)}"
 
     # --- the server ------------------------------------------------------------------------------------------------
     def aside(self, message: bytes, *, is_asked: bool) -> bytes | None:
@@ -208,7 +230,7 @@ class RealtimeMessages(ResponsesMessages):
         """
         about = error.get("error")
         named = about.get("event_id") if type(about) is dict else None
-        return not self._has_begun and named in (None, self._create_id)
+        return not self._has_begun and named in (None, self._sent_id)
 
     def event_of(self, message: bytes, *, is_first: bool) -> ServerEvent:
         value = checked(loads(message))
@@ -216,6 +238,8 @@ class RealtimeMessages(ResponsesMessages):
         if type_ == _ERROR:
             about = value.get("error")
             is_clients = type(about) is dict and about.get("type") == "invalid_request_error"
+            if type(about) is dict and about.get("event_id") is not None:
+                message = dumps({**value, "error": {**about, "event_id": self._create_id}})
             return ServerEvent(message, is_last=True, status=400 if is_clients else 500)
         if is_first is not (type_ == "response.created"):
             raise Unreadable(f"a response does not begin with {type_[:60]!r}, or begins twice")
@@ -325,6 +349,8 @@ def _check_members(value: dict[str, Any], known: frozenset[str], where: str) -> 
 def _check_ids(value: dict[str, Any]) -> None:
     if any(type(each) is not str or len(each) > 256 for each in value.values() if each is not None):
         raise Unreadable("an id is no short text")
+    if (value.get("event_id") or "").startswith(_OWN_ID):
+        raise Unreadable(f"the ids of the gateway's own begin with {_OWN_ID}")
 
 
 def _check_item(item: Any) -> None:

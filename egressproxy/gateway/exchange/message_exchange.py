@@ -166,7 +166,7 @@ class MessageExchange:
             raise UpstreamFault(Reason.BAD_RESPONSE, f"a message of the server cannot be read: {error}") from None
         if is_first:
             await self._begin_answer(event)
-        made = [message]
+        made = [event.data if event.status else message]
         body = self._answer
         if body is not None:
             data = await body.feed_to_end(exchange, event.data, event.is_last)

@@ -238,7 +238,7 @@ class MessageRelay:
             self._close(CloseCode.POLICY, refusal.message)
             return
         if asked is Asked.NOTHING:
-            self.server.send_text(message)
+            self.server.send_text(self._api.without_content(message))
             return
         self._response = response
         try:

@@ -15,7 +15,7 @@ from tests.support.conversation import Conversation
 MODEL = "gpt-realtime"
 PATH = f"/v1/realtime?model={MODEL}".encode()
 TEXT = {"type": "session.update", "session": {"type": "realtime", "output_modalities": ["text"]}}
-CREATE = {"type": "response.create", "event_id": "e1"}
+CREATE = {"type": "response.create"}
 CREATED = {"type": "response.created", "event_id": "s1", "response": {"id": "r", "status": "in_progress"}}
 USAGE = {"input_tokens": 20, "output_tokens": 10, "total_tokens": 30, "input_token_details": {"cached_tokens": 0}}
 DONE = {"type": "response.done", "event_id": "s9", "response": {
@@ -39,7 +39,19 @@ def opened(talk: Conversation, path: bytes = PATH) -> tuple[Side, Side]:
     assert asked(talk, "a", b"GET").startswith(b"GET " + path + b" ")
     talk.origin >> SWITCHING % (websocket_accept(KEY), b"")
     talk.client.take(rb"(?s)HTTP/1.1 101 .*?\r\n\r\n")
-    return Side(talk.client, is_client=True), Side(talk.origin, is_client=False)
+    return Side(talk.client, is_client=True), Server(talk.origin, is_client=False)
+
+
+class Server(Side):
+    """Takes the gateway's own ids out of events: `event_id` is the latest one."""
+
+    event_id = ""
+
+    def hears(self) -> dict[str, Any]:
+        event = super().hears()
+        if event.get("event_id", "").startswith("egress_"):
+            self.event_id = event.pop("event_id")
+        return event
 
 
 def says_text(client: Side, server: Side) -> None:
@@ -93,6 +105,7 @@ def test_a_session_of_text_passes(converse: Start):
         ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "not known here"),
         ({"type": "conversation.item.retrieve", "item_id": "i"}, "not known here"),
         ({"type": "response.create"}, "output_modalities"),
+        ({"type": "conversation.item.delete", "item_id": "i", "event_id": "egress_1"}, "gateway's own"),
         ({"type": "session.update", "session": {"type": "realtime", "model": "other"}}, "keeps the model"),
         ({"type": "session.update", "session": {"type": "transcription"}}, "type of the session"),
         ({"type": "session.update", "session": {"type": "realtime", "output_modalities": ["audio"]}}, "audio"),
@@ -300,10 +313,14 @@ def test_an_error_of_another_event_does_not_end_the_response(converse: Start):
     assert (told["error"]["code"], told["error"]["event_id"]) == ("x", "e0")
     assert "see `code`" in told["error"]["message"]
     assert [client.hears()["type"] for _ in range(2)] == ["response.created", "response.done"]
-    client.says(CREATE)
-    server.hears()
-    server.says({"type": "error", "event_id": "s", "error": {**error, "event_id": "e1"}})
-    assert client.hears()["type"] == "error"
+    client.says({"type": "conversation.item.delete", "item_id": "none", "event_id": "e1"})
+    client.says({**CREATE, "event_id": "e1"})
+    assert [server.hears()["type"] for _ in range(2)] == ["conversation.item.delete", "response.create"]
+    server.says({"type": "error", "event_id": "s", "error": {**error, "event_id": "e1"}})  # of the first one
+    assert client.hears()["error"]["event_id"] == "e1"
+    server.says({"type": "error", "event_id": "s", "error": {**error, "event_id": server.event_id}})
+    told = client.hears()
+    assert (told["error"]["event_id"], told["error"]["message"]) == ("e1", "no")
     talk.until(lambda: len(talk.records) == 3)
     assert talk.records[-1]["status"] == 400
 
