@@ -132,12 +132,11 @@ class BackendCredential(Filter, ABC):
 class FetchReport:
     """Tells of fetches: metrics, and an Event when they begin to fail and when they succeed again."""
 
-    __slots__ = ("_expiry", "_fetches", "_has_failed", "_name", "_notices", "_ready", "_source")
+    __slots__ = ("_expiry", "_fetches", "_has_failed", "_notices", "_ready", "_source")
 
     def __init__(self, context: FilterContext) -> None:
         meter, labels = context.meter, ("source",)
         self._source = context.source
-        self._name = context.name
         self._notices = context.notices
         self._has_failed = False
         self._fetches = meter.counter("egress_credential_fetches", "Fetches of credentials.", (*labels, "result"))
@@ -156,11 +155,9 @@ class FetchReport:
             self._expiry.set(time.time() + left_s if left_s else 0, self._source)
         if error:
             goes_on = "the last one serves until it expires" if left_s else "requests are refused (503)"
-            self._notices.warning(
-                "CredentialFetchFailed", f"filter {self._name} cannot fetch its credential: {error}; {goes_on}"
-            )
+            self._notices.warning("CredentialFetchFailed", f"cannot fetch its credential: {error}; {goes_on}")
         elif self._has_failed:
-            self._notices.normal("CredentialFetched", f"filter {self._name} has a fresh credential again")
+            self._notices.normal("CredentialFetched", "has a fresh credential again")
         self._has_failed = bool(error)
 
 
