@@ -26,7 +26,7 @@ def command() -> None:
 
     \b
     Examples:
-      egressproxy keys new --name ci --expires 30d --secret-file policies/keys.yaml
+      egressproxy keys new --name ci --expires 30d --secret agents/keys --secret-file policies/keys.yaml
       egressproxy keys list policies/
       egressproxy keys revoke ci-3f2a9c policies/keys.yaml
     """
@@ -88,7 +88,7 @@ def new(
 
     \b
     Examples:
-      egressproxy keys new --name ci --expires 30d --secret-file policies/keys.yaml
+      egressproxy keys new --name ci --expires 30d --secret agents/keys --secret-file policies/keys.yaml
       egressproxy keys new --name ci --models 'gpt-*,o4-mini' --routes openai > keys.yaml
 
     Exit status: 0, 1 the file cannot be changed, 2 wrong usage.

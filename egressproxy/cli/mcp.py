@@ -24,7 +24,7 @@ _MAX_PAGES: Final = 1000
 #: What to do about a status.
 _REMEDIES: Final = {
     401: ': show a token: --header "Authorization: Bearer TOKEN"',
-    404: ": name its endpoint, such as /mcp",
+    404: ": add the path of the endpoint, such as /mcp",
 }
 
 

@@ -19,9 +19,9 @@ from tests.support import manifests as m
     [
         ({}, "a subject names no client: write namespace, group, claim or identity"),
         ({"serviceAccount": "a"}, "serviceAccount needs its namespace: write namespace"),
-        ({"claim": {"name": "team", "value": ""}}, 'claim.value: the text is empty: write a value'),
-        ({"claim": {"name": "", "value": "x"}}, 'claim.name: the text is empty: write a value'),
-        ({"group": ""}, 'group: the text is empty: write a value'),
+        ({"claim": {"name": "team", "value": ""}}, "claim.value: the text is empty: write a value"),
+        ({"claim": {"name": "", "value": "x"}}, "claim.name: the text is empty: write a value"),
+        ({"group": ""}, "group: the text is empty: write a value"),
     ],
 )
 def test_a_subject_that_is_not_valid_is_told_in_the_words_of_manifests(
