@@ -63,7 +63,11 @@ def _expires(_: click.Context, __: click.Parameter, value: str | None) -> str:
 )  # fmt: skip
 @click.option("--prefix", default="", metavar="TEXT", help="What the key begins with, such as sk-ant-.")
 @click.option(
-    "--secret", default="keys", show_default=True, metavar="[NAMESPACE/]NAME", help="The Secret that gets the record."
+    "--secret",
+    default="keys",
+    show_default=True,
+    metavar="[NAMESPACE/]NAME",
+    help="The Secret that gets the record, in namespace default without one.",
 )
 @click.option(
     "--secret-file", type=click.Path(path_type=Path), metavar="PATH",
