@@ -199,6 +199,8 @@ def new(
     }  # fmt: skip
     pairs = [("policy", policy), ("new", name), *((key, value) for key, value in said.items() if value)]
     pairs += [("permit", each) for each in permit]
+    if out is not None and not out.parent.is_dir():
+        raise click.UsageError(f"--out: there is no folder {out.parent}: make it first")
     made = ask(admin, "/intercept/cas", pairs, method="POST", token=token_of(token))
     if out is not None:
         try:

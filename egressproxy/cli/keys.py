@@ -26,7 +26,7 @@ def command() -> None:
 
     \b
     Examples:
-      egressproxy keys new --name ci --expires 30d --secret-file policies/keys.yaml
+      egressproxy keys new --name ci --expires 30d --secret agents/keys --secret-file policies/keys.yaml
       egressproxy keys list policies/
       egressproxy keys revoke ci-3f2a9c policies/keys.yaml
     """
@@ -63,7 +63,11 @@ def _expires(_: click.Context, __: click.Parameter, value: str | None) -> str:
 )  # fmt: skip
 @click.option("--prefix", default="", metavar="TEXT", help="What the key begins with, such as sk-ant-.")
 @click.option(
-    "--secret", default="keys", show_default=True, metavar="[NAMESPACE/]NAME", help="The Secret that gets the record."
+    "--secret",
+    default="keys",
+    show_default=True,
+    metavar="[NAMESPACE/]NAME",
+    help="The Secret that gets the record, in namespace default without one.",
 )
 @click.option(
     "--secret-file", type=click.Path(path_type=Path), metavar="PATH",
@@ -88,7 +92,7 @@ def new(
 
     \b
     Examples:
-      egressproxy keys new --name ci --expires 30d --secret-file policies/keys.yaml
+      egressproxy keys new --name ci --expires 30d --secret agents/keys --secret-file policies/keys.yaml
       egressproxy keys new --name ci --models 'gpt-*,o4-mini' --routes openai > keys.yaml
 
     Exit status: 0, 1 the file cannot be changed, 2 wrong usage.

@@ -21,6 +21,11 @@ _TIMEOUT_S: Final = 30.0
 #: Bytes of one answer, and pages of a list.
 _MAX_ANSWER: Final = 64 * 1024 * 1024
 _MAX_PAGES: Final = 1000
+#: What to do about a status.
+_REMEDIES: Final = {
+    401: ': show a token: --header "Authorization: Bearer TOKEN"',
+    404: ": add the path of the endpoint, such as /mcp",
+}
 
 
 @click.group("mcp")
@@ -205,7 +210,8 @@ def _send(url: str, fields: Mapping[str, str], message: Mapping[str, Any]) -> HT
         return answer
     except HTTPError as error:
         with error:
-            _fail(f"{url} answers {error.code} {ascii(error.reason)[1:-1]}")  # it may have codes for the terminal
+            remedy = _REMEDIES.get(error.code, "")
+            _fail(f"{url} answers {error.code} {ascii(error.reason)[1:-1]}{remedy}")  # it may have codes for a terminal
     except (OSError, HTTPException) as error:
         _fail(f"{url} does not answer: {_why(error)}")
     except ValueError:  # its text has the value, which may be a credential

@@ -132,3 +132,9 @@ def test_a_key_of_another_ca_signs_no_new_one(tmp_path: Path):
         assert refused.exit_code == 1
         assert "does not belong to the certificate" in refused.output
     assert (tmp_path / "ca" / "ca.crt").read_bytes() == before
+
+
+def test_new_asks_no_gateway_where_the_certificate_cannot_be_written(tmp_path: Path):
+    refused = ca("new", "a", "--policy", "a/b", "--namespace", "a", "--out", tmp_path / "no" / "a.crt")
+    assert refused.exit_code == 2
+    assert f"there is no folder {tmp_path / 'no'}" in refused.output

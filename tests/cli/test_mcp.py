@@ -78,11 +78,12 @@ def test_the_pages_of_a_server_are_pins_and_what_nobody_sees_is_told():
     assert [each.get("Mcp-Session-Id") for each in asked] == [None, "s1", "s1", "s1"]
 
 
-@pytest.mark.parametrize("status", [302, 401])
-def test_a_server_that_does_not_list_is_told_and_no_redirect_followed(status: int):
+@pytest.mark.parametrize(("status", "remedy"), [(302, ""), (401, "--header"), (404, "/mcp")])
+def test_a_server_that_does_not_list_is_told_and_no_redirect_followed(status: int, remedy: str):
     with server({}, status) as (url, asked):
         found = pins(url)
     assert (found.exit_code, f"answers {status}" in found.stderr, len(asked)) == (2, True, 1)
+    assert remedy in found.stderr.partition("answers")[2]
 
 
 def test_an_error_of_the_server_is_told():

@@ -231,7 +231,7 @@ class InterceptSubject(Model):
         if self.service_account is not None and self.namespace is None:
             raise RefusedValue("serviceAccount needs its namespace", "write namespace")
         if not any((self.namespace, self.group, self.claim, self.identity)):
-            raise RefusedValue("a subject says nobody", "write namespace, group, claim or identity")
+            raise RefusedValue("a subject names no client", "write namespace, group, claim or identity")
 
 
 class SubjectCa(Model):
@@ -302,7 +302,7 @@ class Subject(Model):
             if value is not None and self.namespace is None:
                 raise RefusedValue(f"{name} needs its namespace", "write namespace")
         if self.namespace is None and self.group is None and self.claim is None:
-            raise RefusedValue("a subject says nobody", "write namespace, group or claim")
+            raise RefusedValue("a subject names no client", "write namespace, group or claim")
 
 
 class EgressPolicyTargetReference(PolicyTargetReference):

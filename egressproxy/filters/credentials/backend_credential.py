@@ -155,9 +155,9 @@ class FetchReport:
             self._expiry.set(time.time() + left_s if left_s else 0, self._source)
         if error:
             goes_on = "the last one serves until it expires" if left_s else "requests are refused (503)"
-            self._notices.warning("CredentialFetchFailed", f"the credential cannot be fetched: {error}; {goes_on}")
+            self._notices.warning("CredentialFetchFailed", f"cannot fetch its credential: {error}; {goes_on}")
         elif self._has_failed:
-            self._notices.normal("CredentialFetched", "there is a fresh credential again")
+            self._notices.normal("CredentialFetched", "has a fresh credential again")
         self._has_failed = bool(error)
 
 

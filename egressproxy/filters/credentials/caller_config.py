@@ -36,7 +36,7 @@ class CallerSubject(FilterConfig):
 
     def __post_init__(self) -> None:
         if not (self.namespace or self.group or self.name):
-            raise ValueError("a subject says nobody: write `namespace`, `group` or `name`")
+            raise ValueError("a subject names no client: write `namespace`, `group` or `name`")
         if (self.service_account or self.trust_domain) and not self.namespace:
             raise ValueError("`serviceAccount` and `trustDomain` need their `namespace`: add it")
 

@@ -184,11 +184,11 @@ def _key_of(token: CallerToken) -> bytes:
 class ExchangeReport:
     """Tells of exchanges: metrics, and an Event where the server does not exchange for anybody."""
 
-    __slots__ = ("_exchanges", "_has_failed", "_held", "_last", "_name", "_notices", "_source")
+    __slots__ = ("_exchanges", "_has_failed", "_held", "_last", "_notices", "_source")
 
     def __init__(self, context: FilterContext) -> None:
         meter, labels = context.meter, ("source",)
-        self._source, self._name, self._notices = context.source, context.name, context.notices
+        self._source, self._notices = context.source, context.notices
         self._has_failed = False
         self._exchanges = meter.counter("egress_token_exchanges", "Exchanges of callers' tokens.", (*labels, "result"))
         self._held = meter.gauge("egress_exchanged_tokens", "Callers whose exchanged tokens are held.", labels)
@@ -204,7 +204,7 @@ class ExchangeReport:
         self._last.set(time(), self._source)
         if self._has_failed:
             self._has_failed = False
-            self._notices.normal("TokensExchanged", f"filter {self._name} exchanges tokens of callers again")
+            self._notices.normal("TokensExchanged", "exchanges tokens of callers again")
 
     def failed(self, error: FetchError, held: int) -> None:
         """As `succeeded`."""
@@ -212,6 +212,4 @@ class ExchangeReport:
         self._held.set(held, self._source)
         if error.code not in OF_CALLER:
             self._has_failed = True
-            self._notices.warning(
-                "TokenExchangeFailed", f"filter {self._name} cannot exchange tokens of callers: {error}"
-            )
+            self._notices.warning("TokenExchangeFailed", f"cannot exchange tokens of callers: {error}")

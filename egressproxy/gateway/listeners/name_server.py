@@ -223,7 +223,7 @@ class NameServer:
         if not query.is_internet or query.kind in (AXFR, IXFR, PTR):
             what = f"type {query.type_name}" if query.is_internet else "another class than IN"
             message = f"queries of {what} are not answered"
-            remedy = "ask for A, AAAA or HTTPS: this name server knows what clients may connect to"
+            remedy = "ask for A or AAAA: this name server answers with the addresses of allowed names"
             raise Denied(Reason.METHOD_NOT_ALLOWED, message, status=405, remedy=remedy)
         if exchange.authority is None:
             raise Denied(Reason.DESTINATION_NOT_ALLOWED, "the name of the query is not that of a host")

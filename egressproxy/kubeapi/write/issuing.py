@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes
 from pydantic import ValidationError
 
 from egressproxy.config.compile.policies.signing_cas import ISSUED_TYPE, IssuedCa, issued_cas
+from egressproxy.config.explanations import explain, path_text
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.core import Secret
@@ -111,7 +112,10 @@ def _new(resources: ResourceSet, policy: EgressPolicy, query: IssuingQuery) -> d
     try:
         subject = InterceptSubject.model_validate_json(query.subject)
     except ValidationError as error:
-        raise _invalid(f"the subject is not valid: {error.errors()[0]['msg']}"[:300]) from None
+        details = error.errors()[0]
+        message, remedy = explain(details, InterceptSubject, details["loc"], None, True)
+        field = path_text(details["loc"])
+        raise _invalid(f"{field}: {message}: {remedy}"[:300].removeprefix(": ").removesuffix(": ")) from None
     longest_s = section.issuing.max_lifetime.seconds
     lifetime_s = query.lifetime_s or longest_s
     if not MIN_LIFETIME_S <= lifetime_s <= longest_s:

@@ -142,7 +142,7 @@ def made_config(config):
     [
         ({"callers": []}, "one source of the credential is needed"),
         ({"callers": [{"subjects": [], "secretRef": {"name": "a"}}]}, "at least 1"),
-        ({"callers": [{"subjects": [{}], "secretRef": {"name": "a"}}]}, "says nobody"),
+        ({"callers": [{"subjects": [{}], "secretRef": {"name": "a"}}]}, "names no client"),
         ({"callers": [{"subjects": [{"namespace": "-"}], "secretRef": {"name": "a"}}]}, "pattern"),
         ({"callers": [{"subjects": [{"serviceAccount": "a", "group": "b"}], "secretRef": {"name": "a"}}]}, "namespace"),
         ({"callers": CALLERS, "secretRef": {"name": "a"}, "env": "B"}, "one source of the credential is needed"),

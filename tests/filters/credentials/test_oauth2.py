@@ -298,6 +298,7 @@ async def test_fetches_are_in_metrics_and_failures_are_events(monkeypatch):
     assert read("egress_credential_fetches") == {(*labels, "ok"): 2, (*labels, "error"): 1}
     failed_, again = notices.take()
     assert (failed_.reason, again.reason) == ("CredentialFetchFailed", "CredentialFetched")
+    assert failed_.message.startswith("filter inject: cannot fetch its credential: ")
     assert "answered with 500 for a token; the last one serves" in failed_.message
     assert "S3CR3T" not in failed_.message + again.message
     made.close()

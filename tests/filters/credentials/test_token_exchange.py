@@ -300,7 +300,9 @@ async def test_a_failure_of_one_caller_is_not_anothers(monkeypatch):
     await failed(filter_, caller("tok-a"))
     await asyncio.sleep(0.05)
     assert authorization(await sent(filter_, of(caller("tok-a")))) == [b"Bearer for-a"]
-    assert [each.reason for each in notices.take()] == ["TokenExchangeFailed", "TokensExchanged"]
+    events = notices.take()
+    assert [each.reason for each in events] == ["TokenExchangeFailed", "TokensExchanged"]
+    assert [each.message.count("filter ") for each in events] == [1, 1]
     told = metrics.read()
     counts = {labels[-1]: count for labels, count in told["egress_token_exchanges"].values.items()}
     assert counts == {"ok": 2, "refused": 1, "error": 1}

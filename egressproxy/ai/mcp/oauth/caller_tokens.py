@@ -30,6 +30,8 @@ MAX_PENDING: Final = 5
 EARLY_S: Final = 60.0
 #: After a refresh that fails the next one is tried, in seconds.
 AGAIN_S: Final = 5.0
+#: For how long a registration outlives its tokens at least, so that a caller cannot register the gateway in a loop.
+REGISTERED_S: Final = 600.0
 #: Scopes that a server may ask for later.
 MAX_SCOPES: Final = 50
 #: What may be under way for one caller at once: each has a file open, and waits for the lock of the caller.
@@ -207,6 +209,7 @@ class CallerTokens:
                 self._client.authorization_url(server, Registration("-"), "-", "-")  # else nothing is registered
                 client = await self._client.register(server)
                 entry["client"] = {**asdict(client), "issuer": server.issuer, "redirect_uri": self._redirect_uri}
+                entry["registered"] = time.time()
             state, verifier = new_secret(), new_secret()
             url = self._client.authorization_url(server, client, state, verifier)
             begun = {"state": _digest(state), "verifier": verifier, "issuer": server.issuer, "since": time.time()}
@@ -247,10 +250,14 @@ class CallerTokens:
         async with self._store.locked(caller):
             entry = self._store.read(caller)
             tokens = entry.get("tokens")
+            left = {**entry, "pending": []}
+            if time.time() - entry.get("registered", 0) > REGISTERED_S:
+                left.pop("client", None)  # the authorization server may have forgotten it, which only its page says
             if tokens is None:
+                if "client" in entry and "client" not in left:
+                    await self._store.write(caller, left)
                 return False
-            # The registration stays: who drops and begins again and again does not register the gateway each time.
-            await self._drop(caller, {**entry, "pending": []}, "revoked")
+            await self._drop(caller, left, "revoked")
         server = await self._find_server()
         client = self._registration(tokens, server)
         if client is not None and tokens["issuer"] == server.issuer:

@@ -96,7 +96,7 @@ class Discovery:
                 continue
             resource = document.get("resource")
             if not covers(resource, self._url):
-                raise FetchError(f"the metadata of {self._resource} is of another resource")
+                raise FetchError(f"the metadata of {self._resource} is of another resource: {ascii(resource)[:200]}")
             named = document.get("authorization_servers")
             if not isinstance(named, list):
                 raise FetchError(f"the metadata of {self._resource} names no authorization server")

@@ -342,7 +342,7 @@ class _ServerFinder:
 
         def tell(error: str, _left_s: float) -> None:
             if error:
-                context.notices.warning("McpAuthorizationFailed", f"filter {context.name}: {error}")
+                context.notices.warning("McpAuthorizationFailed", error)
 
         self._refresher = Refresher(Discovery(context).fetch, self._keep, tell)
 

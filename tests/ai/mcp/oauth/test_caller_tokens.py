@@ -241,6 +241,25 @@ async def test_tokens_end_by_the_callers_wish_in_every_worker(tmp_path):
     second.close()
 
 
+async def test_a_caller_has_the_gateway_registered_anew_after_a_while(tmp_path, monkeypatch):
+    login = Login()
+    filter = made(by_code(tmp_path), login)
+    await page(filter)
+    assert (await page(filter, method="DELETE")).status == 404
+    await page(filter)
+    assert len(login.clients) == 1
+    monkeypatch.setattr(caller_tokens, "REGISTERED_S", -1.0)
+    assert (await page(filter, method="DELETE")).status == 404
+    await page(filter)
+    assert len(login.clients) == 2
+    await authorized(filter, login)
+    assert (await page(filter, method="DELETE")).status == 204
+    assert len(login.ended) == 1
+    await page(filter)
+    assert len(login.clients) == 3
+    filter.close()
+
+
 async def test_tokens_of_another_authorization_server_or_redirect_uri_are_not_used(tmp_path, monkeypatch):
     login = Login()
     filter = made(by_code(tmp_path), login)

@@ -11,6 +11,7 @@ from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import CredentialRenewed
 from egressproxy.filters.credentials import refresher
 from egressproxy.model.exchange import BackendOrigin
+from egressproxy.telemetry.event_aggregator import EventAggregator
 from tests.ai.mcp.oauth.kit import (
     ISSUER,
     LOGIN,
@@ -104,7 +105,7 @@ async def test_a_server_without_metadata_has_the_first_authorization_server():
         (Login(registration_endpoint="https://localhost/r"), tools(), "none of authorizationServers"),
         (Login(authorization_endpoint="javascript:alert(1)"), tools(), "authorization_endpoint"),
         (Login(filler="x" * 65536), tools(), "longer than 65536 bytes"),
-        (Login(), tools(resource="https://other.example/mcp"), "of another resource"),
+        (Login(), tools(resource="https://other.example/mcp"), "of another resource: 'https://other.example/mcp'"),
         (Login(), tools(resource=f"{RESOURCE}2"), "of another resource"),
         (Login(), tools(authorization_servers=["https://evil.example"]), "names other authorization servers"),
         (Login(), tools(authorization_servers=7), "names no authorization server"),
@@ -116,11 +117,13 @@ async def test_a_server_without_metadata_has_the_first_authorization_server():
     ],
 )  # fmt: skip
 async def test_metadata_that_leads_elsewhere_or_is_wrong_is_refused(login, server, why):
-    filter = made(OWN, login, server)
+    notices = EventAggregator()
+    filter = made(OWN, login, server, notices=notices)
     with pytest.raises(GatewayFault) as refused:
         await sent(filter)
     assert (refused.value.reason, refused.value.status) == (Reason.CREDENTIAL_MISSING, 503)
     assert why in refused.value.detail
+    assert {each.message.count("filter auth") for each in notices.take()} == {1}
     assert "/token" not in login.paths
     filter.close()
 

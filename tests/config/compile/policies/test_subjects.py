@@ -87,7 +87,7 @@ def test_status_says_which_clients_are_refused(count: int):
 
 @pytest.mark.parametrize(
     ("written", "said"),
-    [("{}", "says nobody"), ("{serviceAccount: x}", "serviceAccount needs its namespace"),
+    [("{}", "names no client"), ("{serviceAccount: x}", "serviceAccount needs its namespace"),
      ("{serviceAccount: x, group: g}", "serviceAccount needs its namespace")],
 )  # fmt: skip
 def test_a_subject_says_somebody(written: str, said: str):
