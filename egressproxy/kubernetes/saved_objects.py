@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from egressproxy.kubernetes.object_store import StoredObject, lines
 from egressproxy.model.published_object import Key
-from egressproxy.processes.durable_file import replace_file
+from egressproxy.net.durable_file import replace_file
 
 log = logging.getLogger(__name__)
 

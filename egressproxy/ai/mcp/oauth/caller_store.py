@@ -9,11 +9,8 @@ Changes are made under a lock of the caller, which holds between processes: a re
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import json
 import os
-import secrets
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +20,8 @@ from typing import Any, Final
 
 from egressproxy.filters.credentials.refresher import FetchError
 from egressproxy.model.secret import SecretBytes
+from egressproxy.net.durable_file import replace_file
+from egressproxy.net.file_lock import try_lock
 
 #: The longest file, in bytes.
 MAX_FILE: Final = 1024 * 1024
@@ -85,18 +84,8 @@ class CallerStore:
     def _write(self, caller: str, entry: dict[str, Any]) -> None:
         path = self._path(caller)
         data = json.dumps({**entry, "caller": caller, "owner": self._owner}).encode()
-        made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(self._encrypted(path.name, data))
-                    file.flush()
-                    os.fsync(descriptor)
-                os.replace(made, path)
-            except OSError:
-                os.unlink(made)
-                raise
+            replace_file(path, self._encrypted(path.name, data))
         except OSError as error:
             raise FetchError(f"stateFolder: {path} cannot be written ({error.strerror})") from None
 
@@ -112,11 +101,7 @@ class CallerStore:
         except OSError as error:
             raise FetchError(f"stateFolder: {path} cannot be opened ({error.strerror})") from None
         try:
-            until = asyncio.get_running_loop().time() + LOCK_S
-            while not _is_locked(descriptor):
-                if asyncio.get_running_loop().time() > until:
-                    raise FetchError("stateFolder: another request of this caller does not end")
-                await asyncio.sleep(PAUSE_S)
+            await _wait_for(descriptor)
             yield
         finally:
             os.close(descriptor)  # which ends the lock
@@ -146,12 +131,13 @@ class CallerStore:
             raise ValueError("it was not encrypted with this key") from None
 
 
-def _is_locked(descriptor: int) -> bool:
-    """Whether the lock was free, and is ours now. Raises FetchError."""
+async def _wait_for(descriptor: int) -> None:
+    """Take this lock. Raises FetchError."""
+    until = asyncio.get_running_loop().time() + LOCK_S
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while not try_lock(descriptor):
+            if asyncio.get_running_loop().time() > until:
+                raise FetchError("stateFolder: another request of this caller does not end")
+            await asyncio.sleep(PAUSE_S)
     except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
         raise FetchError(f"stateFolder: its files cannot be locked ({error.strerror})") from None
-    return True
