@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import hashes
 
 from egressproxy.cli.trust_bundle import pem_of, replace_file
 from egressproxy.gateway.leaf_certificates.minting import MintingError, SigningCa, cross_signed, new_ca
+from egressproxy.model.encoding import rfc3339
 from egressproxy.model.secret import SecretBytes
 
 _CERTIFICATE, _KEY, _TRUSTED = "tls.crt", "tls.key", "ca.crt"
@@ -106,8 +107,8 @@ class CaFolder:
             "folder": str(self.path),
             "subject": root.subject.rfc4514_string(),
             "sha256": root.fingerprint(hashes.SHA256()).hex(":").upper(),
-            "notBefore": _date(root.not_valid_before_utc),
-            "notAfter": _date(root.not_valid_after_utc),
+            "notBefore": rfc3339(root.not_valid_before_utc.timestamp()),
+            "notAfter": rfc3339(root.not_valid_after_utc.timestamp()),
             "permitted": permitted,
             "excluded": excluded,
             "alsoTrusted": [
@@ -142,7 +143,3 @@ class CaFolder:
 def _new_name() -> str:
     """No two have one name: clients find a CA by it."""
     return f"egressproxy CA {datetime.now(UTC):%Y-%m-%d} {secrets.token_hex(2)}"
-
-
-def _date(when: datetime) -> str:
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -12,7 +12,6 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from cryptography import x509
@@ -27,6 +26,7 @@ from egressproxy.config.resources.policy import EgressPolicy, InterceptSubject
 from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.kubeapi.write.refusals import unreadable
 from egressproxy.kubeapi.write.write import WriteRefused
+from egressproxy.model.encoding import rfc3339
 from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.pickling import loads
 
@@ -168,7 +168,7 @@ def _manifest(
 def _shown(policy: EgressPolicy, ca: IssuedCa) -> dict[str, Any]:
     chain = ca.secret.value("tls.crt")
     facts = _facts(policy, ca.secret.name, ca.subject, chain.reveal() if chain is not None else b"")
-    is_over = facts["notAfter"] and facts["notAfter"] <= _date(datetime.now(UTC))
+    is_over = facts["notAfter"] and facts["notAfter"] <= rfc3339(time.time())
     return {**facts, "state": "withdrawn" if ca.is_withdrawn else "expired" if is_over else "in force"}
 
 
@@ -181,7 +181,7 @@ def _facts(policy: EgressPolicy, name: str, subject: InterceptSubject, chain_pem
     return {
         **shown,
         "sha256": certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
-        "notAfter": _date(certificate.not_valid_after_utc),
+        "notAfter": rfc3339(certificate.not_valid_after_utc.timestamp()),
         "permitted": _names_of(certificate),
     }
 
@@ -196,10 +196,6 @@ def _names_of(certificate: x509.Certificate) -> list[str]:
 
 def _json(subject: InterceptSubject) -> str:
     return subject.model_dump_json(by_alias=True, exclude_none=True)
-
-
-def _date(when: datetime) -> str:
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _invalid(message: str) -> WriteRefused:
