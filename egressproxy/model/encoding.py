@@ -18,6 +18,15 @@ def line(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, default=_unknown).encode()
 
 
+def json_object(data: bytes | str) -> dict[str, Any] | None:
+    """The object in this JSON; None for anything else."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def rfc3339(seconds: float) -> str:
     """A time in seconds since 1970, to the second, in UTC (RFC 3339; metav1.Time of Kubernetes)."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

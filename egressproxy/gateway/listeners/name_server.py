@@ -52,7 +52,6 @@ from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 from egressproxy.protocols.dns.messages import (
     AAAA,
     AXFR,
-    CODES,
     IXFR,
     NOERROR,
     NOT_READY,
@@ -70,6 +69,7 @@ from egressproxy.protocols.dns.messages import (
 from egressproxy.telemetry.event_aggregator import Refusal
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.dns_client import ASKING
+from egressproxy.upstream.dns_message import code_name
 from egressproxy.upstream.dns_server import Server
 from egressproxy.upstream.lookups import Waiter
 from egressproxy.upstream.new_hostname_rate_limit import KeyedTables, NewHostnameRateLimit
@@ -138,7 +138,7 @@ class NameServer:
         try:
             query = read_query(wire)
         except BadQuery as bad:
-            result = "dropped" if bad.code is None or is_limited else CODES[bad.code].lower()
+            result = "dropped" if bad.code is None or is_limited else code_name(bad.code).lower()
             self._count(listener, "-", result)
             send(b"" if is_limited else bad.response)
             return
@@ -321,7 +321,7 @@ class NameServer:
         if asked.tenant is not None:
             asked.tenant.leave()
         exchange.bytes_out = len(response)
-        exchange.add_log_fields({"dns_code": CODES[code], "addresses": [str(each) for each in exchange.addresses]})
+        exchange.add_log_fields({"dns_code": code_name(code), "addresses": [str(each) for each in exchange.addresses]})
         identity = exchange.identity
         if identity is not ANONYMOUS:
             exchange.series = self.metrics.of_client(exchange.series, identity, is_denied=exchange.denied)
@@ -329,7 +329,7 @@ class NameServer:
         exchange.series.observe(exchange)
         self._accounting.access_log.record(exchange)
         exchange.forget_state()
-        self._count(asked.listener, asked.query.type_name, CODES[code].lower(), exchange)
+        self._count(asked.listener, asked.query.type_name, code_name(code).lower(), exchange)
         asked.send(response)
 
     def _count(self, listener: ActiveListener, kind: str, result: str, exchange: Exchange | None = None) -> None:
