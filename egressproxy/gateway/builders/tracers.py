@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from egressproxy import __version__
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.builders.reusable_components import ReusableComponents
 from egressproxy.gateway.own_calls.otlp_sender import OtlpSender
@@ -26,7 +25,7 @@ def tracer_of(
     """The tracer of a listener. Its exporter is one of those that are `made` or `known`, or is added to `made`."""
 
     def exporter_to(sender: OtlpSender) -> Exporter:
-        encoder = Encoder(resource_of(spec.collector), __version__)
+        encoder = Encoder(Envelope(resource_of(spec.collector)))
         return BatchExporter(sender.name, sender.send, encoder, metrics.spans)
 
     exporter = _exporter(spec.collector, parts, known, made, exporter_to)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from egressproxy import __version__
 from egressproxy.ir.telemetry import CollectorIR
 from egressproxy.telemetry.protobuf import any_value, key_of, sized
-from egressproxy.telemetry.tracing.otlp import SCOPE
+
+SCOPE: Final = "egressproxy"
 
 
 def resource_of(collector: CollectorIR) -> dict[str, str]:
@@ -40,7 +41,11 @@ class Envelope:
 
     def request(self, items: Iterable[bytes]) -> bytes:
         """The request with these log records or metrics."""
-        return sized(1, self._resource + sized(2, self._scope + b"".join(sized(2, each) for each in items)))
+        return self.around(b"".join(sized(2, each) for each in items))
+
+    def around(self, written: bytes) -> bytes:
+        """As `request`, of items that are written as fields already."""
+        return sized(1, self._resource + sized(2, self._scope + written))
 
 
 def key_value(key: str, value: Any) -> bytes:

@@ -6,10 +6,11 @@ Source: opentelemetry-proto, trace/v1/trace.proto and collector/trace/v1/trace_s
 from __future__ import annotations
 
 from binascii import unhexlify
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from struct import Struct
 from typing import Final
 
+from egressproxy.telemetry.otlp.messages import Envelope
 from egressproxy.telemetry.protobuf import (
     attribute,
     fields_of,
@@ -32,7 +33,6 @@ from egressproxy.telemetry.tracing.span import AttemptFacts, ExchangeFacts, Exch
 
 #: How many encoded parts are kept, of each sort: the routes, statuses and clients of one time.
 MAX_KEPT: Final = 4096
-SCOPE: Final = "egressproxy"
 
 _INTERNAL, _SERVER, _CLIENT = 1, 2, 3
 _KIND, _STATUS = 6, 15
@@ -50,14 +50,12 @@ _PATH, _URL, _REQUEST_ID = key_of("url.path"), key_of("url.full"), key_of("http.
 
 
 class Encoder:
-    """Encodes for one resource, which has these attributes. For one thread at a time."""
+    """Encodes for one resource. For one thread at a time."""
 
-    __slots__ = ("_agents", "_attempts", "_before", "_clients", "_exchanges", "_scope")
+    __slots__ = ("_agents", "_attempts", "_clients", "_envelope", "_exchanges")
 
-    def __init__(self, resource: Mapping[str, str], version: str) -> None:
-        attributes = (key_of(name) + sized(2, sized(1, value.encode())) for name, value in resource.items())
-        self._before = sized(1, b"".join(sized(1, each) for each in attributes))
-        self._scope = sized(1, sized(1, SCOPE.encode()) + sized(2, version.encode()))
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
         self._exchanges: dict[Hashable, bytes] = {}
         self._attempts: dict[Hashable, bytes] = {}
         self._clients: dict[Hashable, bytes] = {}
@@ -73,7 +71,7 @@ class Encoder:
             b"\x12%c%c%b" % (len(span) & 127 | 128, len(span) >> 7, span) if 127 < len(span) < 16384 else sized(2, span)
             for span in spans
         ]
-        return sized(1, self._before + sized(2, self._scope + b"".join(written))), len(spans)
+        return self._envelope.around(b"".join(written)), len(spans)
 
     def _add(self, exchange: ExchangeSpans, spans: list[bytes]) -> None:
         trace_id, span_id = unhexlify(exchange.trace_id), unhexlify(exchange.span_id)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from egressproxy.telemetry.counters import ExportCounts
+from egressproxy.telemetry.otlp.messages import Envelope
 from egressproxy.telemetry.tracing import exporter as exporting
 from egressproxy.telemetry.tracing.exporter import BatchExporter, NotTaken
 from egressproxy.telemetry.tracing.otlp import Encoder
@@ -44,7 +45,7 @@ async def until(condition):
 
 
 def exporter_to(collector, counts):
-    return BatchExporter("ns/collector", collector.send, Encoder({}, "1"), counts)
+    return BatchExporter("ns/collector", collector.send, Encoder(Envelope({})), counts)
 
 
 @pytest.fixture

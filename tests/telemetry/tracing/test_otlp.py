@@ -2,6 +2,8 @@
 
 import pytest
 
+from egressproxy import __version__
+from egressproxy.telemetry.otlp.messages import Envelope
 from egressproxy.telemetry.protobuf import (
     attribute,
     fields_of,
@@ -37,7 +39,7 @@ def exchange(facts=FACTS, settings=NO_SETTINGS, **more):
 
 
 def spans_of(*batch):
-    data, count = Encoder({"service.name": "egress"}, "1.2").request(batch)
+    data, count = Encoder(Envelope({"service.name": "egress"})).request(batch)
     read = read_request(data)
     assert len(read.spans) == count == sum(each.count for each in batch)
     return read
@@ -46,7 +48,7 @@ def spans_of(*batch):
 def test_a_span_of_an_exchange_has_the_stable_attributes_of_http():
     read = spans_of(exchange(parent_id=PARENT.encode(), user_agent=b"curl/8", request_id=b"r-1"))
     assert read.resource == {"service.name": "egress"}
-    assert read.scope == ("egressproxy", "1.2")
+    assert read.scope == ("egressproxy", __version__)
     (span,) = read.spans
     assert (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()) == (TRACE, SPAN, PARENT)
     assert (span.name, span.kind) == ("GET", SERVER)
@@ -138,7 +140,7 @@ def test_what_filters_say_of_models_becomes_attributes():
 
 
 def test_the_shared_part_of_spans_is_encoded_once():
-    encoder = Encoder({}, "1")
+    encoder = Encoder(Envelope({}))
     batch = [exchange(path=b"/%d" % each) for each in range(3)]
     read = read_request(encoder.request(batch)[0])
     assert [read.attributes(each)["url.path"] for each in read.spans] == ["/0", "/1", "/2"]

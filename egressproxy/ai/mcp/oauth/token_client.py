@@ -20,7 +20,6 @@ from egressproxy.ai.mcp.oauth.discovery import Endpoint, ServerMetadata
 from egressproxy.filters.base import FilterContext
 from egressproxy.filters.credentials.oauth2 import basic, client_assertion, key_of, secret_of
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
-from egressproxy.filters.credentials.signing_key import AssertionKey
 from egressproxy.filters.credentials.token_endpoint import answer_of, ask_json, token_of
 from egressproxy.model.encoding import json_object
 from egressproxy.model.secret import SecretBytes
