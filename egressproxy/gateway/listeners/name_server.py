@@ -78,8 +78,6 @@ from egressproxy.upstream.new_hostname_rate_limit import KeyedTables, NewHostnam
 MAX_WAITING: Final = 2048
 #: The most clients whose queries are counted apart.
 MAX_CLIENTS: Final = 16_384
-#: Rounding in sums of intervals.
-_ROUNDING: Final = 1e-6
 TOO_MANY: Final = Refusal(
     Reason.REQUEST_RATE,
     "a DNS query was dropped: its client asks more often than nameServer.queries allows",
@@ -165,14 +163,8 @@ class NameServer:
         if counts is None:
             digest = blake2b(repr(("nameServer.queries", key)).encode(), digest_size=KEY_BYTES).digest()
             counts = self._rates[key] = self._tables(digest, MAX_CLIENTS)
-        interval_s, now = settings.queries_window_s / settings.queries, monotonic()
-        with counts.lock:
-            at = counts.find_text(client.encode("utf-8", "surrogatepass"), now)
-            until = max(counts.cells[at], now)
-            is_limited = until - now > interval_s * (settings.queries - 1 + _ROUNDING)
-            if not is_limited:
-                counts.cells[at] = until + interval_s
-        return bool(is_limited)
+        interval_s = settings.queries_window_s / settings.queries
+        return counts.take_token(client.encode("utf-8", "surrogatepass"), monotonic(), settings.queries, interval_s) > 0
 
     def _limit(self, query: DnsQuery, listener: ActiveListener, send: Send, *, is_tcp: bool) -> None:
         """Over UDP the sender may be anybody: every second query gets no answer, the others one by which a client that
@@ -191,10 +183,9 @@ class NameServer:
         key = settings.new_names, settings.new_names_window_s
         limit = self._new_names.get(key)
         if limit is None:
-            limit = self._new_names[key] = NewHostnameRateLimit(*key, self._tables, "nameServer.newNames")
+            limit = self._new_names[key] = NewHostnameRateLimit(*key, self._tables, field="nameServer.newNames")
         exceeded = limit.take(client, host, monotonic())
         if exceeded is not None:
-            exceeded.remedy = exceeded.remedy.replace("dns.newNames", "nameServer.newNames")
             raise exceeded
 
     def _check_servers(self, servers: Sequence[Server]) -> None:
