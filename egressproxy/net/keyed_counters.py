@@ -51,7 +51,6 @@ def _entries(keys: int) -> int:
     return 1 << max(1, 2 * keys - 1).bit_length()
 
 
-
 class KeyedCounters:
     """`memory` has `table_bytes` bytes, all 0 at first. `secret` makes the hash unpredictable, so that clients cannot
     choose colliding keys. `lock` excludes the other `workers` processes that share the memory, of which this one is

@@ -29,14 +29,14 @@ from egressproxy.gateway.exchange.error_responses import internal_fault
 from egressproxy.gateway.exchange.identification import identify_stream
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.listeners.name_decision import (
-    SAID,
-    Way,
+    NEGATIVE_CODES,
+    AllowedPort,
+    allowed_ports,
     cluster_for,
     code_for,
     extended_code,
     named_ports,
     own_addresses,
-    ways,
 )
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.snapshot import ActiveListener, Port
@@ -88,7 +88,7 @@ Send = Callable[[bytes], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _PendingQuery:
     """A query until it is answered. `listener` has the policies for its client."""
 
     query: DnsQuery
@@ -99,7 +99,7 @@ class _Asked:
     pipeline: Pipeline = field(default_factory=Pipeline)
     tenant: Tenant | None = None
     waits_for: str = ""  # the client whose share of MAX_WAITING is one less meanwhile
-    ways: Iterator[Way] = field(default_factory=lambda: iter(()))
+    ports: Iterator[AllowedPort] = field(default_factory=lambda: iter(()))
 
     @property
     def settings(self) -> NameServerIR:
@@ -146,7 +146,7 @@ class NameServer:
         exchange = self._accounting.new_exchange(client, listener, ANONYMOUS)
         exchange.scheme, exchange.method, exchange.bytes_in = b"dns", query.type_name.encode(), len(wire)
         exchange.take(TRACE)  # spans are those of HTTP
-        asked = _Asked(query, exchange, listener, send, is_tcp)
+        asked = _PendingQuery(query, exchange, listener, send, is_tcp)
         try:
             self._admit(asked)
             self._look_up(asked)
@@ -195,7 +195,7 @@ class NameServer:
                 raise _loop(f"the name server {server.label} is a listener of this gateway")
 
     # --- client and name ------------------------------------------------------------------------------------------
-    def _admit(self, asked: _Asked) -> None:
+    def _admit(self, asked: _PendingQuery) -> None:
         """Find out who asks, and on which ports the name is allowed. Raises GatewayError where it is on none."""
         query, exchange = asked.query, asked.exchange
         with suppress(AuthorityError):
@@ -216,7 +216,7 @@ class NameServer:
             raise Denied(Reason.METHOD_NOT_ALLOWED, message, status=405, remedy=remedy)
         if exchange.authority is None:
             raise Denied(Reason.DESTINATION_NOT_ALLOWED, "the name of the query is not that of a host")
-        asked.ways = ways(asked.listener, exchange.authority.host, self._named_ports(asked.listener))
+        asked.ports = allowed_ports(asked.listener, exchange.authority.host, self._named_ports(asked.listener))
 
     def _named_ports(self, listener: ActiveListener) -> tuple[int, ...]:
         """The ports that the destinations of a listener name."""
@@ -226,15 +226,15 @@ class NameServer:
         return known
 
     # --- its addresses -----------------------------------------------------------------------------------------------
-    def _look_up(self, asked: _Asked) -> None:
+    def _look_up(self, asked: _PendingQuery) -> None:
         """Answer the query, or begin to. Raises GatewayError."""
         exchange, query = asked.exchange, asked.query
         authority = exchange.authority
         assert authority is not None
-        way = next(asked.ways)  # raises where there is none
-        exchange.authority = Authority(authority.host, way.port)
-        exchange.route, exchange.series = way.route.name, way.route.series
-        exchange.note_denials(*way.noted)
+        allowed = next(asked.ports)  # raises where there is none
+        exchange.authority = Authority(authority.host, allowed.port)
+        exchange.route, exchange.series = allowed.route.name, allowed.route.series
+        exchange.note_denials(*allowed.noted)
         if query.kind not in (A, AAAA):
             # HTTPS and SVCB, too: a record with the keys of Encrypted Client Hello would hide names from policy.
             self._answer(asked, (), asked.settings.max_ttl_s)
@@ -242,11 +242,11 @@ class NameServer:
         if asked.settings.addresses is NameAddresses.GATEWAY or authority.host == OWN_HOST:
             self._answer(asked, own_addresses(asked.listener), asked.settings.max_ttl_s)
             return
-        cluster = cluster_for(asked.listener, way.route, authority.host)
+        cluster = cluster_for(asked.listener, allowed.route, authority.host)
         resolver = cluster.opener.resolver
         found = resolver.cached(authority.host)
         if found is not None:
-            self._found(asked, cluster, way, found)
+            self._found(asked, cluster, allowed, found)
             return
         client, who = client_of(exchange), identity_of(exchange)
         if not resolver.why_not_asked(authority.host):
@@ -257,43 +257,45 @@ class NameServer:
             raise LimitExceeded(Reason.OVERLOADED, "too many queries wait for an answer", status=503, retry_after_s=1)
         asked.waits_for = client
         waiter = resolver.resolve(authority.host, client, who)
-        waiter.add_done_callback(partial(self._resolved, asked, cluster, way))
+        waiter.add_done_callback(partial(self._resolved, asked, cluster, allowed))
 
-    def _resolved(self, asked: _Asked, cluster: Cluster, way: Way, waiter: Waiter) -> None:
+    def _resolved(self, asked: _PendingQuery, cluster: Cluster, allowed: AllowedPort, waiter: Waiter) -> None:
         try:
-            self._found(asked, cluster, way, waiter.result())
+            self._found(asked, cluster, allowed, waiter.result())
         except GatewayError as error:
             self._fail(asked, error.with_traceback(None))
         except Exception as error:
             self._fail(asked, internal_fault(error, f"exchange {asked.exchange.request_id}"))
 
-    def _found(self, asked: _Asked, cluster: Cluster, way: Way, resolved: Sequence[IPAddress]) -> None:
+    def _found(
+        self, asked: _PendingQuery, cluster: Cluster, allowed: AllowedPort, resolved: Sequence[IPAddress]
+    ) -> None:
         """Answer with those of the addresses that policy lets be dialled on some port. Raises Denied."""
         authority = asked.exchange.authority
         assert authority is not None
         host, policy = authority.host, cluster.opener.address_policy()
         try:
-            addresses = policy.check(host, resolved, way.port)
+            addresses = policy.check(host, resolved, allowed.port)
         except Denied as denied:
             addresses = next(_checked(asked, cluster, resolved), ())
             if not addresses:
                 raise denied.with_traceback(None) from None
-        if policy.reports and policy.would_deny(addresses, way.port, resolved):
+        if policy.reports and policy.would_deny(addresses, allowed.port, resolved):
             asked.exchange.note_denials(Reason.ADDRESS_DENIED)
         left_s = cluster.opener.resolver.fresh_s(host)
         self._answer(asked, addresses, max(1.0, min(left_s, asked.settings.max_ttl_s)))
 
     # --- the end -----------------------------------------------------------------------------------------------------
-    def _answer(self, asked: _Asked, addresses: Sequence[IPAddress], ttl_s: float) -> None:
+    def _answer(self, asked: _PendingQuery, addresses: Sequence[IPAddress], ttl_s: float) -> None:
         asked.exchange.addresses = tuple(addresses)
         asked.exchange.status = 200
         response = write_response(asked.query, NOERROR, addresses=addresses, ttl_s=int(ttl_s), is_tcp=asked.is_tcp)
         self._end(asked, NOERROR, response)
 
-    def _fail(self, asked: _Asked, error: GatewayError) -> None:
+    def _fail(self, asked: _PendingQuery, error: GatewayError) -> None:
         exchange, reason = asked.exchange, error.reason
         exchange.status = error.status
-        code = SAID.get(reason)
+        code = NEGATIVE_CODES.get(reason)
         if code is not None:
             exchange.reason, exchange.status = reason, 404
             self._end(asked, code, write_response(asked.query, code, is_tcp=asked.is_tcp))
@@ -304,9 +306,9 @@ class NameServer:
         told = ExtendedError(extended_code(error), text)
         self._end(asked, code, write_response(asked.query, code, error=told, is_tcp=asked.is_tcp))
 
-    def _end(self, asked: _Asked, code: int, response: bytes) -> None:
+    def _end(self, asked: _PendingQuery, code: int, response: bytes) -> None:
         """Send the response, count the query and log it."""
-        exchange, asked.ways = asked.exchange, iter(())
+        exchange, asked.ports = asked.exchange, iter(())
         if asked.waits_for:
             self._waiting.give_back(asked.waits_for)
         if asked.tenant is not None:
@@ -333,12 +335,12 @@ class NameServer:
 _TYPE_NAMES: Final = frozenset((*TYPES.values(), "-"))
 
 
-def _checked(asked: _Asked, cluster: Cluster, resolved: Sequence[IPAddress]) -> Iterator[tuple[IPAddress, ...]]:
+def _checked(asked: _PendingQuery, cluster: Cluster, resolved: Sequence[IPAddress]) -> Iterator[tuple[IPAddress, ...]]:
     """What the address policy lets be dialled on further ports on which the name is allowed."""
     assert asked.exchange.authority is not None
-    for way in asked.ways:
+    for allowed in asked.ports:
         with suppress(Denied):
-            yield cluster.opener.address_policy().check(asked.exchange.authority.host, resolved, way.port)
+            yield cluster.opener.address_policy().check(asked.exchange.authority.host, resolved, allowed.port)
 
 
 def _loop(what: str) -> Denied:

@@ -91,7 +91,7 @@ def test_a_ca_that_is_gone_is_withdrawn_and_one_that_is_rotated_goes_on():
     counted.of_ca.update({"agents/a": 1, "agents/b": 1, "agents/c": 1})
     shown = [(each, Connection()) for each in (gone, kept, rotated, everybody)]
     for cache, connection in shown:
-        cache.add_opened(connection)
+        cache.add_connection(connection)
     after = CertificateCaches(before)
     after.of(key("b"), counted, "agents/b")
     after.of(key("a", "agents/other"), counted, "agents/a")  # of another policy
@@ -102,7 +102,7 @@ def test_a_ca_that_is_gone_is_withdrawn_and_one_that_is_rotated_goes_on():
     with pytest.raises(Denied, match="withdrawn"):
         gone.check_in_force()
     late = Connection()
-    rotated.add_opened(late)  # its handshake began before the rotation
+    rotated.add_connection(late)  # its handshake began before the rotation
     last = CertificateCaches(after)
     after.replaced_by(last, counted)
     assert [connection.is_aborted for _, connection in shown] == [True, True, True, False]
