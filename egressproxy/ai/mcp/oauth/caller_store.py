@@ -28,7 +28,6 @@ MAX_FILE: Final = 1024 * 1024
 #: How long to wait for the lock of a caller, in seconds, and between two attempts.
 LOCK_S: Final = 30.0
 PAUSE_S: Final = 0.02
-_NONCE: Final = 12
 
 #: By what a change of a file is seen: inode, time of change, size.
 Stamp = tuple[int, int, int]
@@ -113,22 +112,17 @@ class CallerStore:
     def _encrypted(self, name: str, data: bytes) -> bytes:
         if self._key is None:
             return data
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # few processes need it
+        from egressproxy.model.sealing import seal  # few processes need it
 
-        nonce = os.urandom(_NONCE)
-        return nonce + AESGCM(self._key.reveal()).encrypt(nonce, data, name.encode())
+        return seal(self._key.reveal(), data, name.encode())
 
     def _decrypted(self, name: str, data: bytes) -> bytes:
         """Raises ValueError."""
         if self._key is None:
             return data
-        from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        from egressproxy.model.sealing import unseal
 
-        try:
-            return AESGCM(self._key.reveal()).decrypt(data[:_NONCE], data[_NONCE:], name.encode())
-        except InvalidTag:
-            raise ValueError("it was not encrypted with this key") from None
+        return unseal(self._key.reveal(), data, name.encode())
 
 
 async def _wait_for(descriptor: int) -> None:
