@@ -22,16 +22,7 @@ from egressproxy.ai.apis.shared import add_usage, operation, usage_told
 from egressproxy.ai.apis.streams import SLICE
 from egressproxy.ai.apis.usage import TokenUsage
 from egressproxy.ai.cache.freshness import cache_control, lifetime_s, may_store, whole_answer
-from egressproxy.ai.cache.keys import (
-    canonical,
-    credentials_of,
-    digest,
-    in_order,
-    is_known,
-    is_named,
-    telling,
-    told_by,
-)
+from egressproxy.ai.cache.keys import canonical, credentials_of, digest, in_order, is_known, is_named, telling, told_by
 from egressproxy.ai.cache.semantic import Embedder, MeaningIndex, SemanticConfig, Vector, question_of
 from egressproxy.ai.cache.store import AnswerStore, StoredAnswer
 from egressproxy.errors import Reason

@@ -47,9 +47,7 @@ from egressproxy.config.compile.policies.identity import exchanged_at, expired_a
 from egressproxy.config.compile.policies.layers import Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
-from egressproxy.config.compile.policies.subjects import (
-    NOBODY,
-)
+from egressproxy.config.compile.policies.subjects import NOBODY
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic

@@ -22,13 +22,7 @@ from egressproxy.config.resources.meta import GATEWAY_GROUP
 from egressproxy.config.resources.telemetry import SpanAttribute, TelemetryTargetReference, Tracing, XTelemetryPolicy
 from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.route import WeightedBackend
-from egressproxy.ir.telemetry import (
-    AttributeSource,
-    CollectorIR,
-    OtlpProtocol,
-    SpanAttributeIR,
-    TracingIR,
-)
+from egressproxy.ir.telemetry import AttributeSource, CollectorIR, OtlpProtocol, SpanAttributeIR, TracingIR
 from egressproxy.model.fields import CREDENTIAL_FIELDS
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes

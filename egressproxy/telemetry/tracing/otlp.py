@@ -11,15 +11,7 @@ from struct import Struct
 from typing import Final
 
 from egressproxy.telemetry.otlp.messages import Envelope
-from egressproxy.telemetry.protobuf import (
-    attribute,
-    fields_of,
-    key_of,
-    list_attribute,
-    number,
-    sized,
-    text_attribute,
-)
+from egressproxy.telemetry.protobuf import attribute, fields_of, key_of, list_attribute, number, sized, text_attribute
 from egressproxy.telemetry.tracing.attributes import (
     Attributes,
     is_failed_attempt,

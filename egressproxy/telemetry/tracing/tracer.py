@@ -19,13 +19,7 @@ from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, logged_status
-from egressproxy.telemetry.tracing.context import (
-    IS_SAMPLED,
-    NewContexts,
-    TraceContext,
-    read_context,
-    traceparent,
-)
+from egressproxy.telemetry.tracing.context import IS_SAMPLED, NewContexts, TraceContext, read_context, traceparent
 from egressproxy.telemetry.tracing.exporter import BatchExporter
 from egressproxy.telemetry.tracing.sampling import Ratio
 from egressproxy.telemetry.tracing.span import MAX_CHILDREN, Attempt, ExchangeSpans, SpanSettings, Wait
