@@ -470,9 +470,6 @@ CACHE = FilterType(
     phases=frozenset((Phase.REQUEST_HEADERS,)),
     config_model=CacheConfig,
     build=Cache,
-    backend_refs=lambda config: (
-        () if config.semantic is None else (("semantic.backendRef", config.semantic.backend_ref),)
-    ),
     also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
     summary="Gives the same client the same answer again, streams included.",
 )
