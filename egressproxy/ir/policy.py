@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from ipaddress import IPv4Network, IPv6Network
 from typing import Any, Final
 
@@ -279,6 +280,7 @@ class FilterSettings:
     __slots__ = ()
 
 
+@cache
 def spelling(name: str) -> str:
     """The name of a field in a manifest: `max_bytes` is `maxBytes`."""
     first, *rest = name.split("_")
@@ -295,7 +297,8 @@ def settings_in(config: Any, path: str = "") -> Iterator[tuple[str, object]]:
         parts = ((before + spelling(each.name), getattr(config, each.name)) for each in fields(config))
     for name, value in parts:
         yield name, value
-        yield from settings_in(value, name)
+        if value and not isinstance(value, str | int):
+            yield from settings_in(value, name)
 
 
 class FieldFault(ValueError):
