@@ -154,6 +154,7 @@ class _Reader:
         is_own = variable == f"OTEL_EXPORTER_OTLP_{signal.name}_ENDPOINT"
         path = url.path or "/" if is_own else f"{url.path.rstrip('/')}/v1/{signal.value}"
         ca_pem = self._of_signal(signal, "CERTIFICATE", self._certificate)
+        self._of_signal(signal, "CLIENT_CERTIFICATE", self._client_certificate)
         tls = BackendTlsIR(sni=host, ca_pem=ca_pem) if url.scheme == "https" else None
         return CollectorIR(
             WeightedBackend(_backend(host, port, protocol, tls), policy=_POLICY),
@@ -184,6 +185,11 @@ class _Reader:
         warning = f"{variable} is {written!r}, which is ignored: write {remedy}"
         if warning not in self._warnings:
             self._warnings.append(warning)
+
+    def _client_certificate(self, variable: str) -> None:
+        """Collectors of variables are shown none."""
+        if written := self._text(variable):
+            self._warn(variable, written, "an XTelemetryPolicy whose Backend has tls.clientCertificateRef, for traces")
 
     def _choice(self, variable: str, known: Mapping[str, T], default: T) -> T:
         written = self._text(variable)

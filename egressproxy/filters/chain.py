@@ -32,7 +32,7 @@ from egressproxy.filters.filter_step import (
     wait,
 )
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
-from egressproxy.model.exchange import EMPTY_STATE, Exchange
+from egressproxy.model.exchange import EMPTY_STATE, Exchange, StateSlot
 from egressproxy.model.local_response import LocalResponse
 
 _BODY_PHASES: Final = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
@@ -230,12 +230,11 @@ def run(steps: FilterSteps, exchange: Exchange) -> Outcome | None:
                 state = exchange.state  # a filter may have made it
                 if state:
                     state[mark] = True
-                else:
-                    exchange.keep(mark, True)
+                else:  # as `Exchange.keep`
+                    made: dict[StateSlot[Any], Any] = {mark: True}
+                    exchange.state = made
             step.stats.runs += 1
-            call = (
-                step.call
-            )  # by a name of its own, as everywhere on this path: `step.call(…)` looks for a method first
+            call = step.call  # by a name of its own, as everywhere here: `step.call(…)` looks for a method first
             result = call(exchange)
             if result is not None:
                 break

@@ -79,7 +79,7 @@ WAITED: Final[StateSlot[bool]] = StateSlot("waited for a person")
 #: Set for a request with a credential that depends on who the caller is: what is answered is for that caller alone.
 CALLERS_OWN: Final[StateSlot[bool]] = StateSlot("credential of the caller")
 #: What filters have said about the backends of the rule.
-_CHOICE: Final[StateSlot[BackendChoice]] = StateSlot("backend choice")
+BACKEND_CHOICE: Final[StateSlot[BackendChoice]] = StateSlot("backend choice")
 #: How many filters hold the exchange until a person has decided.
 _HOLDING: Final[StateSlot[int]] = StateSlot("held for people")
 
@@ -331,16 +331,16 @@ class Exchange:
             raise RuntimeError(
                 "the backend of this request is chosen: ask in request-headers, or with BUFFER in request-body"
             )
-        choice = self.state.get(_CHOICE)
+        choice = self.state.get(BACKEND_CHOICE)
         if choice is None:
             choice = BackendChoice()
-            self.keep(_CHOICE, choice)
+            self.keep(BACKEND_CHOICE, choice)
         return choice
 
     @property
     def backend_choice(self) -> BackendChoice | None:
         """The filters' choice among the backends of the rule; None if no filter made one."""
-        return self.state.get(_CHOICE)
+        return self.state.get(BACKEND_CHOICE)
 
     @property
     def is_held_for_people(self) -> bool:

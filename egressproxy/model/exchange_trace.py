@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.message import RequestHead
@@ -13,61 +12,52 @@ CallerT = TypeVar("CallerT")
 Attributes = tuple[tuple[str, str], ...]
 
 
-class ExchangeTrace(ABC):
+class ExchangeTrace(Protocol):
     """The trace of an exchange whose spans are recorded."""
 
     __slots__ = ()
 
     @property
-    @abstractmethod
     def log_text(self) -> str:
         """Members of JSON for the access log: `trace_id`, and the client's `x_request_id` if there is one."""
 
     @property
-    @abstractmethod
     def ids(self) -> tuple[bytes, bytes]:
         """The trace and the span of the exchange, in hexadecimal digits."""
 
     @property
-    @abstractmethod
     def sampled_ids(self) -> tuple[bytes, bytes] | None:
         """As `ids`; None where the trace may yet be left out."""
 
-    @abstractmethod
     def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
         """This UpstreamCaller, with a span for each attempt that it makes for `exchange`."""
 
-    @abstractmethod
     def add_wait(self, exchange: Exchange, name: str, began: float, attributes: Attributes = ()) -> None:
         """Record what the exchange has waited for until now, as a child span of its attempt if one is being made.
         `began`: monotonic seconds. With `attributes`, waits in a row that have the same become one.
         """
 
-    @abstractmethod
     def add_attributes(self, attributes: Mapping[str, str | float]) -> None:
         """Add attributes to the span of the exchange."""
 
-    @abstractmethod
     def end(self, exchange: Exchange) -> None:
         """The exchange is accounted for: hand its spans to the exporter, unless they are not for it."""
 
 
-class Tracer(ABC):
+class Tracer(Protocol):
     """What traces the exchanges of one listener."""
 
     __slots__ = ()
 
-    @abstractmethod
     def start(self, exchange: Exchange, head: RequestHead | None) -> None:
         """Read the context of the client's request, and write the one that goes on. None: there is no request."""
 
 
-class Exporter(ABC):
-    """What takes spans, or log records, to a collector."""
+class Exporter(Protocol):
+    """What takes spans, or log records, to a collector. It is no base: it is compiled, and what takes them is not."""
 
     __slots__ = ()
 
-    @abstractmethod
     async def drain(self, timeout_s: float) -> None:
         """Export what is recorded. Returns after `timeout_s` seconds at the latest."""
 

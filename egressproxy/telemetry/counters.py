@@ -72,7 +72,7 @@ class CallCounts:
 
 
 class ExportCounts:
-    """What became of a signal: `exported`, or `dropped`, by why ("queue_full", "refused", "unreachable").
+    """What became of a signal: `exported`, or `dropped`, by why ("queue_full", "refused", "unreachable", "internal").
     `last_error`: why the latest batch was not taken; "": it was.
     """
 

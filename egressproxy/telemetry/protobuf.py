@@ -1,7 +1,7 @@
 """The wire format of protocol buffers, as far as OTLP and kubectl need it: values to bytes, without generated code.
 
-A span made of objects of `opentelemetry-proto` takes 18 us, a third of a request. Written like this it takes two, since
-the part that many spans share is encoded once: messages in a row are merged. Tests read what is written here with
+A span made of objects of `opentelemetry-proto` takes 18 us, a third of a request. Written like this it takes 1.5 us,
+since the part that many spans share is encoded once: messages in a row are merged. Tests read what is written here with
 `opentelemetry-proto`. Source: protobuf.dev, Encoding.
 """
 
@@ -18,7 +18,10 @@ MAX_TEXT: Final = 8192
 #: The field of a Span that holds its attributes.
 ATTRIBUTES: Final = 9
 
-_VARINT, _FIXED_64, _SIZED, _FIXED_32 = 0, 1, 2, 5
+_VARINT: Final = 0
+_FIXED_64: Final = 1
+_SIZED: Final = 2
+_FIXED_32: Final = 5
 _BITS: Final = (1 << 64) - 1
 _SIGNED_BITS: Final = 63
 _DOUBLE: Final = struct.Struct("<Bd")
@@ -85,8 +88,8 @@ def list_attribute(key: bytes, data: bytes) -> bytes:
     return sized(ATTRIBUTES, key + sized(2, sized(5, sized(1, sized(1, data)))))
 
 
-def attribute(name: str, value: str | float) -> bytes:
-    """As `text_attribute`, with a value of any kind."""
+def attribute(name: str, value: Any) -> bytes:
+    """As `text_attribute`, with a value of any kind. (Of `float`, mypyc would make a double of an integer.)"""
     if isinstance(value, str):
         return text_attribute(key_of(name), value.encode("utf-8", "replace"))
     return sized(ATTRIBUTES, key_of(name) + sized(2, any_value(value)))

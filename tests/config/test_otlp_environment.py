@@ -156,6 +156,7 @@ def test_wrong_fields_are_told_without_their_values(written: str):
         ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "gzip or none"),
         ("OTEL_SDK_DISABLED", "yes", "true or false"),
         ("OTEL_RESOURCE_ATTRIBUTES", "team", "name=value"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "a.pem", "an XTelemetryPolicy whose Backend has tls"),
     ],
 )
 def test_a_value_that_is_none_of_those_allowed_is_ignored_with_a_warning(variable: str, written: str, said: str):

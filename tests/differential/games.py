@@ -373,6 +373,28 @@ def _of_lines(chance: random.Random) -> Game:
     }
 
 
+def _of_traces(chance: random.Random) -> Game:
+    names = ("traceparent", "Traceparent", "tracestate", "trace_parent", "X-Request-Id", "user-agent", "X-Trace")
+    lines = []
+    for _ in range(chance.randrange(4)):
+        trace_id, span_id = (
+            chance.choice((0, 1 << 63, chance.getrandbits(128))),
+            chance.choice((0, chance.getrandbits(64))),
+        )
+        context = f"{chance.choice(('00', '00', 'cc', 'ff'))}-{trace_id:032x}-{span_id:016x}-0{chance.randrange(4)}"
+        value = chance.choice((context, context, context, "a=1,b=2", "a=1,a=2", 'curl/8 "\xe4"', "r-1", ""))
+        lines.append(f"\r\n{chance.choice(names)}: {_harmed(chance, value) if chance.random() < 0.1 else value}")
+    return {
+        "block": "\r\nHost: a" + "".join(lines).replace("\r\n\r\n", "\r\n") + chance.choice(("", "\r\nX-A: 1")),
+        "share": chance.choice((0.0, 0.5, 1.0)),
+        "parent_share": chance.choice((None, None, 0.5, 1.0)),
+        "continues": chance.random() < 0.9,
+        "keeps_errors": chance.random() < 0.3,
+        "status": chance.choice((0, 200, 404, 503)),
+        "path": chance.choice(PATHS),
+    }
+
+
 # --- whole exchanges -----------------------------------------------------------------------------------------------
 PLAIN = (
     "Content-Length: 5\r\n\r\nhello",
@@ -410,5 +432,6 @@ MAKERS: dict[str, Callable[[random.Random], Game]] = {
     "pool": _of_pool,
     "hellos": _of_hellos,
     "lines": _of_lines,
+    "traces": _of_traces,
     "exchanges": _of_exchanges,
 }

@@ -19,6 +19,7 @@ from h2.errors import ErrorCodes
 
 from egressproxy import build
 from egressproxy.errors import GatewayError, Reason
+from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.policy import (
     AddressAllowance,
     AddressBound,
@@ -28,9 +29,19 @@ from egressproxy.ir.policy import (
     DestinationsIR,
     SniCheck,
 )
-from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, PathMatchType, ValueMatch
+from egressproxy.ir.route import (
+    HttpRouteIR,
+    HttpRuleIR,
+    MatchIR,
+    MatchType,
+    PathMatchType,
+    ValueMatch,
+    WeightedBackend,
+)
+from egressproxy.ir.telemetry import CollectorIR, TracingIR
 from egressproxy.model.authority import parse_authority
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.work import at_once
@@ -47,6 +58,9 @@ from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostMap
 from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.series import Series
+from egressproxy.telemetry.tracing.otlp import Encoder
+from egressproxy.telemetry.tracing.tracer import OwnTracer
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.own_sockets import OwnSockets
 from egressproxy.upstream.pool import Pool, PoolTicket
@@ -474,6 +488,37 @@ def lines(asked: Played) -> Seen:
     return [*seen, *written.all, written.written, repr(x)]
 
 
+class Spans:
+    """In place of an exporter: the spans of one exchange, as they are encoded."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def put_exchange(self, spans: Any) -> None:
+        self.data = Encoder({}, "1").encoded(spans).data
+
+
+def traces(asked: Played) -> Seen:
+    """The context that goes on with a head of these fields, and the span of its exchange."""
+    collector = CollectorIR(WeightedBackend(BackendIR("a/otel", Destination.FQDN, "otel.example", 4318)))
+    names = ("share", "parent_share", "continues", "keeps_errors")
+    spans: Any = Spans()
+    tracer = OwnTracer(TracingIR(collector, **{name: asked[name] for name in names}), spans)
+    tracer.contexts._span_ids = [b"%016x" % number for number in range(1, 4)]
+    tracer.contexts._lines = [b"\r\ntraceparent: 00-" + b"7" * 32 + b"-" + b"7" * 16 + b"-0%d" % (asked["share"] > 0.4)]
+    x = Exchange("192.0.2.1:5000", "a/gw", "l", 100.0, started_wall=1_790_000_000.0625)
+    x.request = RequestHead(b"GET", b"/", Fields(octets(asked["block"])))
+    x.path, x.status, x.ended_at = octets(asked["path"]), asked["status"], 100.25
+    x.series = Series(("a/gw", *"------"))
+    seen: Seen = []
+    tried(seen, lambda: tracer.start(x, x.request))
+    trace = x.take(TRACE)
+    if trace is not None:
+        seen.append(trace.log_text)
+        tried(seen, lambda: trace.end(x))
+    return [*seen, said(x.request.fields.block), spans.data.hex(), repr(sorted((x.series.exemplars or {}).items()))]
+
+
 # --- whole exchanges -----------------------------------------------------------------------------------------------
 def exchanges(asked: Played) -> Seen:
     """A client says `data`, cut at `cuts`, origins answer with `answers`: what all of them hear, and the log."""
@@ -512,6 +557,7 @@ PLAYS: dict[str, Callable[[Played], Seen]] = {
     "pool": pool,
     "hellos": hellos,
     "lines": lines,
+    "traces": traces,
     "exchanges": exchanges,
 }
 

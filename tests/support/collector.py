@@ -174,5 +174,6 @@ class Seen:
     @property
     def spans(self) -> list[Any]:
         """Those of the exchanges that have ended; an exchange comes before its attempts."""
+        self._exporter.encode()
         batch = list(self._exporter._queue)
         return read_request(self._exporter._encoder.request(batch)[0]).spans if batch else []

@@ -374,6 +374,7 @@ class Cache(Filter):
     def _client(self, exchange: Exchange) -> tuple[bytes, ...]:
         """Whose answers these are; without an identity also the address: several may hold one credential. An API key
         for some models shares with keys for the same ones: the filter that compares them may run behind this one.
+        What a backend is sent for a client may depend on its groups, and on the token that is exchanged.
         """
         identity, address = exchange.identity, ""
         is_client_named = is_named(identity)
@@ -385,7 +386,8 @@ class Cache(Filter):
             # Behind another gateway of ours all clients come from the address of that.
             address = client_of(exchange) if identity.origin_client == "-" else identity.origin_client
         names = identity.namespace, identity.service_account, identity.origin_gateway, identity.name, address
-        return *(name.encode() for name in names), *models
+        token = digest((identity.token.value.reveal(),)) if identity.token is not None else b""
+        return *(name.encode() for name in names), repr(identity.groups).encode(), token, *models
 
     def _may_keep(self, exchange: Exchange, pending: _Pending) -> bool:
         """What the backend says of it holds, and what filters of its head have made of that."""

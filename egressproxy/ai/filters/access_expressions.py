@@ -113,7 +113,7 @@ class CelExpression:
             raise ExpressionError("the path has dot segments")
         result = self._evaluated(request, tool)
         if type(result) is not bool:
-            raise ExpressionError(f"the expression gives a {type(result).__name__}, and no bool")
+            raise ExpressionError(f"the expression gives {type(result).__name__}, not bool")
         return result
 
     def _evaluated(self, request: AskedRequest, tool: str | None) -> Any:
@@ -143,7 +143,7 @@ class CelExpression:
                     raise
             else:
                 if type(result) is not bool:
-                    raise ExpressionError(f"the expression is no condition: it gives a {type(result).__name__}")
+                    raise ExpressionError(f"the expression is no condition: it gives {type(result).__name__}, not bool")
             if perf_counter() - started <= MAX_TIME_S:
                 return
         raise ExpressionError(

@@ -22,6 +22,7 @@ from egressproxy.ai.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, OfMessages, Phase
 from egressproxy.filters.limits.qos_config import TokenPrice
 from egressproxy.filters.limits.rules import KeyText, key_text
+from egressproxy.filters.messages import are_read
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
 from egressproxy.model.exchange import Exchange, StateSlot
@@ -133,7 +134,9 @@ class TokenMeter(Filter):
         self._tokens = meter.counter("egress_ai_tokens", "Tokens, by kind.", (*_LABELS, "kind"))
         self._cost = meter.counter("egress_ai_cost", "What the tokens cost.", (*_LABELS, "currency"))
         self._untold = meter.counter(
-            "egress_ai_untold", "Answers of status 2xx that told no usage.", ("route", "backend", "tenant")
+            "egress_ai_untold",
+            "Answers of status 2xx that told no usage, and unseen sessions.",
+            ("route", "backend", "tenant"),
         )
 
     def request_headers(self, exchange: Exchange) -> None:
@@ -189,6 +192,8 @@ class TokenMeter(Filter):
     def complete(self, exchange: Exchange) -> None:
         measured = exchange.state.get(self._measured)
         if measured is None:
+            if exchange.status == 101 and b"realtime" in exchange.request.path and not are_read(exchange):
+                self._untold.add(1, exchange.route, exchange.backend, self._tenant_of(exchange))
             return
         asked = operation(exchange)
         usage = usage_told(exchange)
@@ -196,7 +201,8 @@ class TokenMeter(Filter):
         if not 200 <= exchange.status < 300 or asked is None:
             return
         if usage is None:
-            self._untold.add(1, exchange.route, exchange.backend, tenant)
+            if exchange.has_response:  # to an event of a realtime session that asks for nothing there is none
+                self._untold.add(1, exchange.route, exchange.backend, tenant)
             return
         labels = self._labels(exchange, asked, measured, tenant)
         self._usage.observe(usage.input_tokens, *labels, "input")

@@ -121,6 +121,9 @@ class McpPath(Filter):
         if path in self._endpoints:
             exchange.request.path = self._path + mark + query
 
+    def forecast(self, exchange: Exchange) -> None:
+        self.backend_request(exchange)  # filters may be bound to the path
+
 
 def is_json(exchange: Exchange) -> bool:
     """Whether the body is JSON text that can be read as it is."""

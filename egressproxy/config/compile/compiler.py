@@ -18,7 +18,7 @@ from egressproxy.config.compile.backends.backend_status import backend_statuses,
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, as_backend_ref
-from egressproxy.config.compile.extensions.extension_faults import EXCHANGE_ENDPOINT
+from egressproxy.config.compile.extensions.extension_faults import EXCHANGE_ENDPOINT, INJECTOR
 from egressproxy.config.compile.extensions.filter_types import FilterTypes
 from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
@@ -239,13 +239,18 @@ class _Run:
             for backend in self._resources.of(kind):
                 if isinstance(backend, DestinationBackend):
                     self._backends.own_extensions(backend)
-        for owner, refs in list(self._extensions.callers.values()):
+        for spec, (owner, refs) in list(self._extensions.callers.items()):
             for where, ref in refs:
                 try:
                     self._backends.resolve(owner, as_backend_ref(ref))
                 except UnresolvedRef as unresolved:
                     self._extensions.faults[owner.key].note_backend(unresolved, where)
                     continue
+                if (
+                    spec.type.startswith(INJECTOR)
+                    and self._backends.target_key(owner, as_backend_ref(ref)) == owner.key
+                ):
+                    self._extensions.faults[owner.key].note_own_backend(where)
                 name = f"{self.references.namespace_of(owner, ref)}/{ref.name}"
                 if where.endswith(EXCHANGE_ENDPOINT) and name not in takes_tokens:
                     self._extensions.faults[owner.key].note_token_endpoint(name, where)

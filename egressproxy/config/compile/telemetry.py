@@ -207,14 +207,14 @@ def _sentence(made: TracingIR | None) -> str:
         return "the policy is in force: exchanges are not traced"
     spec = made.collector.backend.backend
     where = "nowhere" if spec is None else f"to {spec.name} by OTLP ({made.collector.protocol.value})"
-    return f"the policy is in force: {made.share:.4%} of new traces are recorded; spans go {where}"
+    return f"the policy is in force: {100 * made.share:g}% of new traces are recorded; spans go {where}"
 
 
 def _notes(policy: XTelemetryPolicy) -> Iterable[str]:
     tracing = policy.spec.tracing
     for written in tracing.attributes if tracing is not None else ():
         if _is_secret(written):
-            yield f"The attribute {written.name} is left out: {written.header_name} may hold a credential."
+            yield f"The attribute {written.name} does nothing: {written.header_name} may hold a credential."
     annotations = policy.metadata.annotations
     for name, values in ((CONTEXT, ("Continue", "Restart")), (ON_ERROR, ("true", "false"))):
         if annotations.get(name, values[0]) not in values:

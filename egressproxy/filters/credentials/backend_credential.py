@@ -132,12 +132,11 @@ class BackendCredential(Filter, ABC):
 class FetchReport:
     """Tells of fetches: metrics, and an Event when they begin to fail and when they succeed again."""
 
-    __slots__ = ("_expiry", "_fetches", "_has_failed", "_name", "_notices", "_ready", "_source")
+    __slots__ = ("_expiry", "_fetches", "_has_failed", "_notices", "_ready", "_source")
 
     def __init__(self, context: FilterContext) -> None:
         meter, labels = context.meter, ("source",)
         self._source = context.source
-        self._name = context.name
         self._notices = context.notices
         self._has_failed = False
         self._fetches = meter.counter("egress_credential_fetches", "Fetches of credentials.", (*labels, "result"))
@@ -156,20 +155,21 @@ class FetchReport:
             self._expiry.set(time.time() + left_s if left_s else 0, self._source)
         if error:
             goes_on = "the last one serves until it expires" if left_s else "requests are refused (503)"
-            self._notices.warning(
-                "CredentialFetchFailed", f"filter {self._name} cannot fetch its credential: {error}; {goes_on}"
-            )
+            self._notices.warning("CredentialFetchFailed", f"the credential cannot be fetched: {error}; {goes_on}")
         elif self._has_failed:
-            self._notices.normal("CredentialFetched", f"filter {self._name} has a fresh credential again")
+            self._notices.normal("CredentialFetched", "there is a fresh credential again")
         self._has_failed = bool(error)
 
 
 class BackendBinding:
-    """`looks_at_heads`: path or Host of each request count, too. `name`, `source`: those of the filter."""
+    """`looks_at_heads`: path or Host of each request count, too. `name`, `source`: those of the filter, in whose config
+    `written_as` is the field with the binding ("": `bind`).
+    """
 
-    __slots__ = ("_allow_plaintext", "_hosts", "_ports", "_prefix", "looks_at_heads", "name", "source")
+    __slots__ = ("_allow_plaintext", "_hosts", "_ports", "_prefix", "_written_as", "looks_at_heads", "name", "source")
 
-    def __init__(self, bind: Binding, name: str, source: str, *, allow_plaintext: bool) -> None:
+    def __init__(self, bind: Binding, name: str, source: str, written_as: str = "", *, allow_plaintext: bool) -> None:
+        self._written_as = written_as
         self._allow_plaintext = allow_plaintext
         self._hosts = frozenset(bind.hosts)
         self._ports = frozenset(bind.ports)
@@ -206,7 +206,8 @@ class BackendBinding:
             Reason.CREDENTIAL_NOT_BOUND,
             f"backend {exchange.backend} {what} that filter {self.name} is bound to, and gets no credential",
             rule=self.source,
-            remedy=f"correct bind.{field} in the filter's config, or place the filter on the Backend that it is for",
+            remedy=f"correct {self._written_as or f'bind.{field}'} in the filter's config, or place the filter on the"
+            " Backend that it is for",
         )
 
 

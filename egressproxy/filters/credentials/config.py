@@ -186,6 +186,8 @@ SOURCES = (
 )
 #: Of these, what signs requests and has no value.
 SIGNATURES = ("aws", "hmac", "http_signature")
+#: The fields that say how a value goes into the request, and back.
+_OF_VALUES = ("header", "query", "basic", "template", "placeholder", "scrub_responses")
 #: Schemes that authenticate a connection, which other callers use, too (RFC 4559 section 6; MS-NTHT).
 _OF_CONNECTIONS = ("negotiate", "ntlm")
 
@@ -244,11 +246,10 @@ class CredentialInjectorConfig(FilterConfig):
         if sum(map(bool, (self.header, self.query, self.basic is not None))) > 1:
             raise ValueError("`header`, `query` and `basic` exclude each other: keep one of them")
         signs = bool(given) and given[0] in SIGNATURES
-        if signs and (
-            self.header or self.query or self.basic or self.template or self.placeholder or self.scrub_responses
-        ):
-            signing = spelling(given[0])
-            raise ValueError(f"`{signing}` signs requests and sends no value: of the other fields it has `bind` alone")
+        unused = [name for name in _OF_VALUES if getattr(self, name)] if signs else ()
+        if unused:
+            listed = ", ".join(f"`{spelling(name)}`" for name in unused)
+            raise ValueError(f"`{spelling(given[0])}` signs requests and sends no value: remove {listed}")
         if self.jwt is not None and self.jwt.is_of_caller and (self.placeholder or self.scrub_responses):
             raise FieldFault(
                 "a token of the caller goes with neither `placeholder` nor `scrubResponses`: remove them",

@@ -36,6 +36,8 @@ from egressproxy.model.secret import SecretBytes
 
 #: A longer body is hashed in a thread, in bytes: this takes about a millisecond.
 SIGNED_AT_ONCE: Final = 512 * 1024
+#: The names that RFC 9421 has, by those of RFC 7518.
+_NAMES: Final = {name: written for written, name in ALGORITHMS.items()}
 
 
 class _Scheme(Protocol):
@@ -163,7 +165,7 @@ class _HttpScheme:
         config = self._config
         if config.shared_secret_ref is not None:
             return shared_signer(SecretBytes(_decoded(secret, config.secret_encoding)))
-        name, made = private_signer(secret, ALGORITHMS[config.algorithm] if config.algorithm else "")
+        name, made = private_signer(secret, ALGORITHMS[config.algorithm] if config.algorithm else "", _NAMES)
         if name == "RS256" and config.algorithm is None:
             name, made = private_signer(secret, "PS512")  # what RFC 9421 has first for RSA
         return made

@@ -65,11 +65,11 @@ def shared_signer(secret: SecretBytes) -> Signer:
     return lambda text: hmac.digest(secret.reveal(), text, "sha256")
 
 
-def private_signer(pem: SecretBytes, algorithm: str = "") -> tuple[str, Signer]:
+def private_signer(pem: SecretBytes, algorithm: str = "", names: Mapping[str, str] | None = None) -> tuple[str, Signer]:
     """The algorithm of a private key (RFC 7518 section 3.1, RFC 8037), and what signs with it.
 
     `algorithm`: RS256, PS256, PS512, ES256, ES384 or EdDSA, which has to fit the key; "": the usual one of the key.
-    Raises ValueError.
+    `names`: what they are called in messages. Raises ValueError.
     """
     # Here, since few processes need it.
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -107,5 +107,7 @@ def private_signer(pem: SecretBytes, algorithm: str = "") -> tuple[str, Signer]:
         raise ValueError("the key is not RSA of 2048 bits or more, P-256, P-384 or Ed25519")
     chosen = algorithm or next(iter(signers))
     if chosen not in signers:
-        raise ValueError(f"the key cannot be used for {algorithm}; it is one for {' or '.join(signers)}")
+        shown = names or {name: name for name in (algorithm, *signers)}
+        fitting = " or ".join(shown[name] for name in signers if name in shown)
+        raise ValueError(f"the key cannot be used for {shown[algorithm]}; it is one for {fitting}")
     return chosen, signers[chosen]

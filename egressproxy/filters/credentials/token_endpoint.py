@@ -31,7 +31,7 @@ Form = Sequence[tuple[str, str]]
 
 def checked_call(call: FilterCall | None, *, allow_plaintext: bool) -> FilterCall:
     """The call, if credentials may be sent over it. Raises FetchError."""
-    if call is None:
+    if call is None or call.backend == "-":
         raise FetchError("the backend of the token endpoint cannot be used: see the status of the object")
     if not (call.is_verified or allow_plaintext):
         raise FetchError(

@@ -153,6 +153,8 @@ def exchange_of(context: FilterContext, config: TokenExchange) -> Callable[[byte
         if ask_with_grant is None or grant is None:
             return issued
         assert isinstance(issued.value, bytes)
+        if issued.value == token:
+            raise FetchError("the server has issued the caller's own token, which is not sent on")
         form = [("grant_type", JWT_BEARER), ("assertion", issued.value.decode("ascii"))]
         answer = await ask_with_grant(form + _targets(grant.resource, grant.scopes))
         granted = token_of(answer, assumed_s=config.assumed_life_seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from egressproxy import __version__
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.builders.reusable_components import ReusableComponents
 from egressproxy.gateway.own_calls.otlp_sender import OtlpSender
@@ -14,7 +15,7 @@ from egressproxy.model.exchange_trace import Exporter, Tracer
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.otlp.logs import LogEncoder, LogExporter
 from egressproxy.telemetry.otlp.messages import Envelope, resource_of
-from egressproxy.telemetry.tracing.exporter import BatchExporter
+from egressproxy.telemetry.tracing.exporter import SpanExporter
 from egressproxy.telemetry.tracing.otlp import Encoder
 from egressproxy.telemetry.tracing.tracer import OwnTracer
 
@@ -25,11 +26,11 @@ def tracer_of(
     """The tracer of a listener. Its exporter is one of those that are `made` or `known`, or is added to `made`."""
 
     def exporter_to(sender: OtlpSender) -> Exporter:
-        encoder = Encoder(Envelope(resource_of(spec.collector)))
-        return BatchExporter(sender.name, sender.send, encoder, metrics.spans)
+        encoder = Encoder(resource_of(spec.collector), __version__)
+        return SpanExporter(sender.name, sender.send, encoder, metrics.spans)
 
     exporter = _exporter(spec.collector, parts, known, made, exporter_to)
-    assert isinstance(exporter, BatchExporter)
+    assert isinstance(exporter, SpanExporter)
     return OwnTracer(spec, exporter)
 
 

@@ -115,10 +115,11 @@ class Accounting:
         exchange.series.observe(exchange)
         self.access_log.record(exchange)
         if exchange.state:
-            trace = exchange.state.get(TRACE)
+            trace = exchange.take(TRACE)
             if trace is not None:
                 trace.end(exchange)
-            exchange.forget_state()
+            if exchange.state:
+                exchange.forget_state()
         self.recent.append(
             (
                 exchange.started_wall, exchange.method, exchange.scheme, exchange.authority, exchange.path[:MAX_PATH],

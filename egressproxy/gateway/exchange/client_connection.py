@@ -7,7 +7,7 @@ from math import inf
 from egressproxy.errors import ClientGone
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.clock import STOPPED, waits_for_people
+from egressproxy.gateway.exchange.clock import STOPPED, ExchangeClock, waits_for_people
 from egressproxy.gateway.exchange.grpc_call import GrpcCall
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
@@ -28,7 +28,8 @@ class ClientConnection(DownstreamConnection, Client):
     """One exchange after the other."""
 
     __slots__ = (
-        "call", "clock", "identity", "identity_until", "pipeline", "server_name", "state", "tunnel", "verdict",
+        "call", "clock", "identity", "identity_until", "own_clock", "pipeline", "server_name", "state", "tunnel",
+        "verdict",
     )  # fmt: skip
 
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections) -> None:
@@ -42,6 +43,7 @@ class ClientConnection(DownstreamConnection, Client):
         self.pipeline = Pipeline()
         self.call: GrpcCall | None = None  # only of HTTP/2
         self.clock = STOPPED
+        self.own_clock: ExchangeClock | None = None
         self.tunnel: OpenedTunnel | Redirection | None = None
 
     @property

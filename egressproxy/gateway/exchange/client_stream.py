@@ -12,7 +12,7 @@ from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.clock import STOPPED
+from egressproxy.gateway.exchange.clock import STOPPED, ExchangeClock
 from egressproxy.gateway.exchange.grpc_call import GrpcCall, ending_of_call, note_status
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
@@ -44,8 +44,8 @@ class ClientStream(DownstreamStream, Client):
     """`inner` is HTTP/1 inside the tunnel that a CONNECT to port 80 has made of it. `call`: one of gRPC."""
 
     __slots__ = (
-        "call", "clock", "http2", "identity", "identity_until", "inner", "pipeline", "server_name", "state", "tunnel",
-        "verdict",
+        "call", "clock", "http2", "identity", "identity_until", "inner", "own_clock", "pipeline", "server_name",
+        "state", "tunnel", "verdict",
     )  # fmt: skip
 
     def __init__(self, connection: ClientHttp2, stream_id: int) -> None:
@@ -57,6 +57,7 @@ class ClientStream(DownstreamStream, Client):
         self.verdict = connection.verdict
         self.pipeline = Pipeline()
         self.clock = STOPPED
+        self.own_clock: ExchangeClock | None = None
         self.tunnel: OpenedTunnel | Redirection | None = None
         self.inner: tuple[ClientConnection, bytes] | None = None
         self.call: GrpcCall | None = None

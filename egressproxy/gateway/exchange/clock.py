@@ -57,6 +57,7 @@ class TimedClient(UpstreamCaller, Protocol):
     wheel: TimerWheel
     # of the gateway
     call: GrpcCall | None
+    own_clock: ExchangeClock | None  # used for one exchange after the other
     pipeline: Pipeline
     state: OpenConnections
 
@@ -72,7 +73,7 @@ class TimedClient(UpstreamCaller, Protocol):
 class ExchangeClock:
     """The times of one exchange, in monotonic seconds: its end, the end of the attempt under way (NEVER: none), and for
     how long nothing may move (`idle_limit_s`; 0: as long as it likes). `seen_bytes` had moved at the last look; -1: all
-    that has moved since counts. A client has one clock after the other, and the clock no reference to its client.
+    that has moved since counts. The clock has no reference to its client.
     """
 
     __slots__ = ("attempt_ends_at", "exchange_ends_at", "idle_limit_s", "seen_bytes")
@@ -150,7 +151,13 @@ def started_clock(client: TimedClient, request_s: float, idle_s: float) -> Excha
     if 0 < idle_s < at - now:
         at = now + idle_s
     client.deadline.set(at)
-    return ExchangeClock(ends_at, idle_s, client.bytes_in + client.bytes_out)
+    moved, clock = client.bytes_in + client.bytes_out, client.own_clock
+    if clock is None:
+        clock = client.own_clock = ExchangeClock(ends_at, idle_s, moved)
+    else:
+        clock.exchange_ends_at, clock.attempt_ends_at = ends_at, NEVER
+        clock.idle_limit_s, clock.seen_bytes = idle_s, moved
+    return clock
 
 
 def late_request() -> UpstreamFault:

@@ -104,10 +104,8 @@ class HttpConnectionManager(Server):
     # --- the life of an exchange ---------------------------------------------------------------------------------
     async def serve(self, client: Client, head: RequestHead) -> None:
         """Carry out what the pipeline says, to the end of the exchange."""
-        pipeline = client.pipeline
-        exchange = pipeline.exchange = self.accounting.new_exchange(
-            client.client, client.state.port.first, client.identity, head
-        )
+        pipeline, port = client.pipeline, client.state.port
+        exchange = pipeline.exchange = self.accounting.new_exchange(client.client, port.first, client.identity, head)
         exchange.request = head
         exchange.method = head.method
         try:
@@ -117,7 +115,7 @@ class HttpConnectionManager(Server):
                     self.answer(exchange, client, answer)
                 return
             found: Answer | LocalResponse | None = None
-            actions = pipeline.request(exchange, head, client.state.port, client.server_name, client.tunnel)
+            actions = pipeline.request(exchange, head, port, client.server_name, client.tunnel)
             for action in actions:
                 if action == ENTER_GATE:
                     route: Route = pipeline.route  # type: ignore[assignment]
@@ -139,7 +137,7 @@ class HttpConnectionManager(Server):
                     cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
                     chain = pipeline.response_chain = backend.chain
                     caller: UpstreamCaller = client
-                    if exchange.state:
+                    if port.first.tracer is not None and exchange.state:
                         caller = traced_caller(caller, exchange)
                     found = await call_upstream(
                         caller, pipeline, exchange, cluster, cluster.target(exchange), chain, body

@@ -85,7 +85,7 @@ from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
-from egressproxy.model.exchange import WAITED, Exchange
+from egressproxy.model.exchange import BACKEND_CHOICE, WAITED, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 from egressproxy.net.held_bytes import Hold
@@ -145,12 +145,14 @@ class Pipeline(HeldConnection):
         self.on_complete: Callable[[], None] | None = None
         self.held_bytes: Hold | None = None  # of bodies
         self.tenant: Tenant | None = None  # for whom it is counted, while something is short (`gateway/overload`)
-        # Of tunnels, with which the connection ends:
+        # With these the connection ends; most are of tunnels:
         self.certificates: CertificateCache | None = None
         self.denied: Denied | None = None
         self.speaks_http = False
         self.is_stream = False  # of no HTTP: nothing can be answered
         self.retry_state: RetryState | None = None  # for the driver of the attempts, which takes it
+        self.close = False  # the client's connection ends with this exchange
+        self.is_handed_over = False  # a tunnel has the exchange, and completes it
         self.retries_elsewhere = False  # the caller of filters makes attempts of its own
 
     def reset(self) -> None:
@@ -166,8 +168,6 @@ class Pipeline(HeldConnection):
         self.answer: LocalResponse | None = None
         self.body: bytes | ReplayableBody | None = None
         self.response_chain: Chain | None = None
-        self.close = False  # the client's connection ends with this exchange
-        self.is_handed_over = False  # a tunnel has the exchange, and completes it
 
     @property
     def identity(self) -> CallerIdentity:
@@ -294,7 +294,7 @@ class Pipeline(HeldConnection):
     def _narrow(self, exchange: Exchange) -> Route:
         """The route without the backends that filters exclude. Raises Denied where none is left."""
         route: Route = self.route  # type: ignore[assignment]  # set before ENTER_GATE
-        if exchange.backend_choice is not None:
+        if BACKEND_CHOICE in exchange.state:
             route = self.route = filtered_route(route, exchange)
         return route
 

@@ -126,8 +126,7 @@ class CertificateCache:
 
     def follow(self, successor: CertificateCache) -> None:
         """It is rotated: its connections go on, until the successor is withdrawn."""
-        successor.lineage.connections |= self.lineage.connections
-        self.lineage = successor.lineage
+        successor.lineage = self.lineage
 
     def check_in_force(self) -> None:
         """Raises Denied where the CA was withdrawn. Ask behind whatever may last."""
@@ -177,7 +176,7 @@ class CertificateCache:
         kept = self._leaf(host)
         made = asyncio.wrap_future(self._signer.do(lambda process: self._make(process, host, kept)))
         self._of_client[client] += 1
-        made.add_done_callback(lambda done: self._settle(host, client, done))
+        made.add_done_callback(lambda done: self._settle(host, client, done, is_new=kept is None))
         return future
 
     def _make(self, process: SigningProcess, host: str, kept: _Kept | None) -> tuple[_Kept, ssl.SSLContext]:
@@ -187,13 +186,13 @@ class CertificateCache:
             leaf = process.mint(self._chain_pem, self._key_pem, host, now)
             kept = _Kept(leaf, max(leaf.expires_at - RENEWED_S, now + (leaf.expires_at - now) / 2))
             self._counted.minted += 1
-            if self.secret:
-                self._counted.of_ca[self.secret] += 1
         certificate = CertificateIR(host, kept.leaf.chain_pem, kept.leaf.key_pem, (host,))
         return kept, leaf_context(certificate, host)
 
-    def _settle(self, host: str, client: str, made: asyncio.Future[tuple[_Kept, ssl.SSLContext]]) -> None:
-        """Back on the loop."""
+    def _settle(
+        self, host: str, client: str, made: asyncio.Future[tuple[_Kept, ssl.SSLContext]], *, is_new: bool
+    ) -> None:
+        """Back on the loop. `is_new`: its leaf was minted, too."""
         waiting = self._waiting.pop(host)
         self._of_client[client] -= 1
         if not self._of_client[client]:
@@ -201,6 +200,8 @@ class CertificateCache:
         error = made.exception()
         if error is None and not self.lineage.is_withdrawn:
             kept, context = made.result()
+            if self.secret and is_new:
+                self._counted.of_ca[self.secret] += 1
             self._certificates.pop(host, None)
             self._certificates[host] = kept
             self._contexts[host] = context

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
@@ -40,9 +40,12 @@ from egressproxy.protocols.dns.messages import (
     REFUSED,
     SERVFAIL,
 )
+from egressproxy.routing.hosts import patterns_of
 
 #: The rules of a name that are looked at.
 MAX_RULES: Final = 256
+#: The `destinations` whose ports are remembered.
+MAX_KNOWN: Final = 1024
 #: Denials of the client rather than of the name it asks for.
 _OF_CLIENT: Final = frozenset((
     Reason.CREDENTIALS_REQUIRED, Reason.CREDENTIALS_REFUSED, Reason.CLIENT_CERTIFICATE, Reason.IDENTITY_KILLED,
@@ -63,10 +66,8 @@ class AllowedPort(NamedTuple):
     noted: Noted
 
 
-def allowed_ports(listener: ActiveListener, host: str, named: Sequence[int]) -> Iterator[AllowedPort]:
-    """The ports on which the name is allowed. `named`: as `named_ports`. Raises the denial of the first port where the
-    name is allowed on none.
-    """
+def allowed_ports(listener: ActiveListener, host: str, named: NamedPorts) -> Iterator[AllowedPort]:
+    """The ports on which the name is allowed. Raises the denial of the first port where the name is allowed on none."""
     first, is_allowed = None, False
     for port in _candidates(listener, host, named):
         try:
@@ -80,45 +81,79 @@ def allowed_ports(listener: ActiveListener, host: str, named: Sequence[int]) -> 
         raise first
 
 
-def named_ports(destinations: DestinationsIR) -> tuple[int, ...]:
-    """The ports in entries of `destinations`."""
-    rules = (rule for group in (*destinations.allow, destinations.deny) for rule in group)
-    return tuple(dict.fromkeys(port for rule in rules for port in rule.ports))
+class NamedPorts:
+    """The ports in entries of `destinations` for a host. There may be thousands of entries, which are read once."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        #: By identity, with the object itself, which is kept so that no other gets its place; ports by hostname, with
+        #: "" for every host.
+        self._known: dict[int, tuple[DestinationsIR, dict[str, dict[int, None]]]] = {}
+
+    def of(self, destinations: DestinationsIR, host: str) -> Iterator[int]:
+        """Those in entries that match this host (lower case)."""
+        known = self._known.get(id(destinations))
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            known = self._known[id(destinations)] = destinations, _ports_of(destinations)
+        if known[1]:
+            for pattern in (*patterns_of(host), ""):
+                yield from known[1].get(pattern, ())
 
 
-def _candidates(listener: ActiveListener, host: str, named: Sequence[int]) -> Sequence[int]:
+def _ports_of(destinations: DestinationsIR) -> dict[str, dict[int, None]]:
+    made: dict[str, dict[int, None]] = {}
+    for rule in chain(*destinations.allow, destinations.deny):
+        for pattern in (rule.hostnames or ("",)) if rule.ports else ():
+            made.setdefault(pattern, {}).update(dict.fromkeys(rule.ports))
+    return made
+
+
+def _candidates(listener: ActiveListener, host: str, named: NamedPorts) -> Sequence[int]:
     """Ports that stand for all: the usual ones, those in some rule for the name, and one that is in no rule."""
     routes = rules_of(listener, host)
     stream = listener.streams.match(host)
     if stream is not None:
         routes.append(stream)
-    found = dict.fromkeys((HTTPS_PORT, HTTP_PORT, *named))
+    found = dict.fromkeys((HTTPS_PORT, HTTP_PORT, *named.of(listener.spec.policy.destinations, host)))
     for route in routes:
         found.update(dict.fromkeys(route.ports.get(host) or ()))
         if route.permission is not None:
             found.update(dict.fromkeys(route.permission.ports or ()))
-        found.update(dict.fromkeys(named_ports(route.policy.destinations)))
+        found.update(dict.fromkeys(named.of(route.policy.destinations, host)))
     other = next(port for port in range(1, len(found) + 2) if port not in found)
     return (*found, other)
 
 
 def decide_name(listener: ActiveListener, authority: Authority) -> tuple[Route, Noted]:
     """What serves a connection to this name and port, whatever is spoken in it: a tunnel, or requests by some rule.
-    Raises Denied where nothing may.
+    Raises GatewayError where nothing may.
     """
     denied: GatewayError | None = None
     if listener.certificates_for(authority.host) is None:
         try:
-            return route_tunnel(listener, authority)
-        except Denied as error:
+            return _reachable(*route_tunnel(listener, authority))
+        except GatewayError as error:
             denied = error.with_traceback(None)
     for route in rules_of(listener, authority.host):
         if route.serves(authority.host, authority.port):
-            with suppress(Denied):
-                return route, check_destination_policy(route, authority) if route.has_destination_policy else ()
-    if denied is not None:
-        raise denied
-    return default_route(listener, authority)
+            with suppress(GatewayError):
+                return _reachable(
+                    route, check_destination_policy(route, authority) if route.has_destination_policy else ()
+                )
+    try:
+        return default_route(listener, authority)
+    except Denied as error:
+        raise denied or error.with_traceback(None) from None
+
+
+def _reachable(route: Route, noted: Noted) -> tuple[Route, Noted]:
+    """The same. Raises GatewayError where each backend of the route is denied, or invalid."""
+    if route.choices and all(each.cluster is None for each in route.choices):
+        raise route.choices[0].fault(route.name, route.rule)
+    return route, noted
 
 
 def rules_of(listener: ActiveListener, host: str) -> list[Route]:

@@ -20,7 +20,7 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from egressproxy.errors import Denied, GatewayError, LimitExceeded, Reason
+from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.exchange.accounting import Accounting
@@ -31,11 +31,11 @@ from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.listeners.name_decision import (
     NEGATIVE_CODES,
     AllowedPort,
+    NamedPorts,
     allowed_ports,
     cluster_for,
     code_for,
     extended_code,
-    named_ports,
     own_addresses,
 )
 from egressproxy.gateway.overload.request_gate import Tenant
@@ -76,7 +76,7 @@ from egressproxy.upstream.new_hostname_rate_limit import KeyedTables, NewHostnam
 
 #: Queries that wait for a name server, of all clients of this process.
 MAX_WAITING: Final = 2048
-#: The most clients whose queries are counted apart.
+#: The most buckets of queries, of which a client has one over UDP and one over TCP.
 MAX_CLIENTS: Final = 16_384
 TOO_MANY: Final = Refusal(
     Reason.REQUEST_RATE,
@@ -116,14 +116,14 @@ class NameServer:
         self._network = network
         self._tables = tables
         self._waiting = PerClientQuota(MAX_WAITING, most_of(MAX_WAITING))
-        self._ports: dict[ActiveListener, tuple[int, ...]] = {}  # that the destinations of a listener name
+        self._named_ports = NamedPorts()
         self._rates: dict[tuple[int, float], KeyedCounters] = {}
         self._new_names: dict[tuple[int, float], NewHostnameRateLimit] = {}
         self._is_slip = False
 
     def forget(self) -> None:
         """Forget what was worked out of listeners: another configuration is in service."""
-        self._ports.clear()
+        self._named_ports = NamedPorts()
         self._rates.clear()
         self._new_names.clear()
 
@@ -132,7 +132,7 @@ class NameServer:
         b"" where there is none.
         """
         listener = port.first
-        is_limited = self._is_limited(origin_of(client), listener.spec.policy.name_server)
+        is_limited = self._is_limited(origin_of(client), listener.spec.policy.name_server, is_tcp=is_tcp)
         try:
             query = read_query(wire)
         except BadQuery as bad:
@@ -156,15 +156,18 @@ class NameServer:
             self._fail(asked, internal_fault(error, f"exchange {exchange.request_id}"))
 
     # --- limits --------------------------------------------------------------------------------------------------
-    def _is_limited(self, client: str, settings: NameServerIR) -> bool:
-        """Take one query from the bucket of this client; whether none was left."""
+    def _is_limited(self, client: str, settings: NameServerIR, *, is_tcp: bool) -> bool:
+        """Take one query from the bucket of this client for UDP or TCP; whether none was left. Datagrams with a forged
+        source take nothing from the bucket for TCP.
+        """
         key = settings.queries, settings.queries_window_s
         counts = self._rates.get(key)
         if counts is None:
             digest = blake2b(repr(("nameServer.queries", key)).encode(), digest_size=KEY_BYTES).digest()
             counts = self._rates[key] = self._tables(digest, MAX_CLIENTS)
         interval_s = settings.queries_window_s / settings.queries
-        return counts.take_token(client.encode("utf-8", "surrogatepass"), monotonic(), settings.queries, interval_s) > 0
+        text = f"{'tcp ' * is_tcp}{client}".encode("utf-8", "surrogatepass")
+        return counts.take_token(text, monotonic(), settings.queries, interval_s) > 0
 
     def _limit(self, query: DnsQuery, listener: ActiveListener, send: Send, *, is_tcp: bool) -> None:
         """Over UDP the sender may be anybody: every second query gets no answer, the others one by which a client that
@@ -216,14 +219,7 @@ class NameServer:
             raise Denied(Reason.METHOD_NOT_ALLOWED, message, status=405, remedy=remedy)
         if exchange.authority is None:
             raise Denied(Reason.DESTINATION_NOT_ALLOWED, "the name of the query is not that of a host")
-        asked.ports = allowed_ports(asked.listener, exchange.authority.host, self._named_ports(asked.listener))
-
-    def _named_ports(self, listener: ActiveListener) -> tuple[int, ...]:
-        """The ports that the destinations of a listener name."""
-        known = self._ports.get(listener)
-        if known is None:
-            known = self._ports[listener] = named_ports(listener.spec.policy.destinations)
-        return known
+        asked.ports = allowed_ports(asked.listener, exchange.authority.host, self._named_ports)
 
     # --- its addresses -----------------------------------------------------------------------------------------------
     def _look_up(self, asked: _PendingQuery) -> None:
@@ -336,11 +332,14 @@ _TYPE_NAMES: Final = frozenset((*TYPES.values(), "-"))
 
 
 def _checked(asked: _PendingQuery, cluster: Cluster, resolved: Sequence[IPAddress]) -> Iterator[tuple[IPAddress, ...]]:
-    """What the address policy lets be dialled on further ports on which the name is allowed."""
+    """What the address policy of each further port lets be dialled, of those whose names `cluster` resolves, too."""
     assert asked.exchange.authority is not None
+    host = asked.exchange.authority.host
     for allowed in asked.ports:
-        with suppress(Denied):
-            yield cluster.opener.address_policy().check(asked.exchange.authority.host, resolved, allowed.port)
+        with suppress(Denied, GatewayFault):
+            opener = cluster_for(asked.listener, allowed.route, host).opener
+            if opener.resolver is cluster.opener.resolver:
+                yield opener.address_policy().check(host, resolved, allowed.port)
 
 
 def _loop(what: str) -> Denied:

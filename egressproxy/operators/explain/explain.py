@@ -265,14 +265,18 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
         made["wouldDeny"] = render.error_values(backend.denied.error())
     try:
         await _describe_upstream(made, decided, backend.cluster)
-        if not exchange.is_tunnel:
+        if exchange.is_tunnel:
+            refused = _forecast(backend.chain.connect, exchange)
+        else:
             exchange.backend, exchange.backend_is_secure = backend.name, made["tls"] is not None
             target = backend.cluster.tunnel_target(exchange)
             tls = backend.cluster.spec.backend.tls or DEFAULT_TLS
             exchange.backend_origin = backend_origin(
                 target.host, target.port, tls if exchange.backend_is_secure else None
             )
-        refused = _forecast(backend.chain.connect if exchange.is_tunnel else backend.chain.backend_request, exchange)
+            path = exchange.request.path
+            refused = _forecast(backend.chain.backend_request, exchange)
+            exchange.request.path = path  # of the next backend, too
         if refused is not None:
             made["error"] = refused
     except GatewayError as error:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from egressproxy import __version__
 from egressproxy.ir.telemetry import CollectorIR
 from egressproxy.telemetry.protobuf import any_value, key_of, sized
-
-SCOPE: Final = "egressproxy"
+from egressproxy.telemetry.tracing.otlp import SCOPE
 
 
 def resource_of(collector: CollectorIR) -> dict[str, str]:
@@ -41,11 +40,7 @@ class Envelope:
 
     def request(self, items: Iterable[bytes]) -> bytes:
         """The request with these log records or metrics."""
-        return self.around(b"".join(sized(2, each) for each in items))
-
-    def around(self, written: bytes) -> bytes:
-        """As `request`, of items that are written as fields already."""
-        return sized(1, self._resource + sized(2, self._scope + written))
+        return sized(1, self._resource + sized(2, self._scope + b"".join(sized(2, each) for each in items)))
 
 
 def key_value(key: str, value: Any) -> bytes:

@@ -29,10 +29,16 @@ MAX_TRACESTATE: Final = 512
 _LONG_MEMBER: Final = 128
 _SAMPLED: Final = 1
 _AHEAD: Final = 64
-#: Parts of such a line.
-OF_TRACE: Final = slice(18, 50)
-OF_SPAN: Final = slice(51, 67)
-IS_SAMPLED: Final = ord("1")  # the last byte
+IS_SAMPLED: Final = ord("1")  # the last byte of such a line
+#: The last digits of flags that say sampled.
+SAMPLED_DIGITS: Final = b"13579bdf"
+#: Finds every line that may be of a context, in any spelling, in one pass. The parts are those of a valid `traceparent`
+#: of version 00: all that is behind CRLF, trace id, span id and flags. Of any other line all are b"".
+find_lines: Final = re.compile(
+    rb"\r\n(?=[-_Tt])(?:"
+    rb"((?i:traceparent):[ \t]*+00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2}))(?![^\r])"
+    rb"|[-_]*+(?i:trace[-_]?(?:parent|state))[-_]*+:)"
+).findall
 _IDS: Final = re.compile(rb".{16}")
 
 
@@ -94,7 +100,7 @@ class NewContexts:
         self._span_ids: list[bytes] = []
 
     def line(self) -> bytes:
-        """CRLF and a field `traceparent`; OF_TRACE and OF_SPAN are its ids, and IS_SAMPLED its last byte."""
+        """CRLF and a field `traceparent`, with the ids of `trace_of` and `span_of`; IS_SAMPLED may be its last byte."""
         if not self._lines:
             self._lines = self._made()
         return self._lines.pop()
@@ -110,9 +116,19 @@ class NewContexts:
         return [form % (own, own, own < bound) for own in _random_ids()]
 
 
-def traceparent(trace_id: bytes, span_id: bytes, *, is_sampled: bool) -> bytes:
+def traceparent(trace_id: bytes, span_id: bytes, is_sampled: bool) -> bytes:
     """As `NewContexts.line`."""
-    return b"\r\ntraceparent: 00-%b-%b-0%d" % (trace_id, span_id, is_sampled)
+    return b"\r\ntraceparent: 00-" + trace_id + b"-" + span_id + (b"-01" if is_sampled else b"-00")
+
+
+def trace_of(line: bytes) -> bytes:
+    """The trace id in a line of `traceparent` or of NewContexts."""
+    return line[18:50]
+
+
+def span_of(line: bytes) -> bytes:
+    """The span id there."""
+    return line[51:67]
 
 
 def _random_ids() -> list[bytes]:

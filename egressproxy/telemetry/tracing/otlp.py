@@ -6,12 +6,21 @@ Source: opentelemetry-proto, trace/v1/trace.proto and collector/trace/v1/trace_s
 from __future__ import annotations
 
 from binascii import unhexlify
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
-from egressproxy.telemetry.otlp.messages import Envelope
-from egressproxy.telemetry.protobuf import attribute, fields_of, key_of, list_attribute, number, sized, text_attribute
+from egressproxy.telemetry.protobuf import (
+    attribute,
+    fields_of,
+    key_of,
+    list_attribute,
+    number,
+    sized,
+    text_attribute,
+    varint,
+)
 from egressproxy.telemetry.tracing.attributes import (
     Attributes,
     is_failed_attempt,
@@ -21,75 +30,115 @@ from egressproxy.telemetry.tracing.attributes import (
     span_name,
     split_host,
 )
-from egressproxy.telemetry.tracing.span import AttemptFacts, ExchangeFacts, ExchangeSpans, SpanSettings, Wait
+from egressproxy.telemetry.tracing.span import (
+    AttemptFacts,
+    ExchangeFacts,
+    ExchangeSpans,
+    OneAttempt,
+    SpanSettings,
+    Wait,
+)
 
 #: How many encoded parts are kept, of each sort: the routes, statuses and clients of one time.
 MAX_KEPT: Final = 4096
+#: The longest path with which one is kept.
+MAX_KEPT_PATH: Final = 128
+SCOPE: Final = "egressproxy"
 
-_INTERNAL, _SERVER, _CLIENT = 1, 2, 3
-_KIND, _STATUS = 6, 15
+_INTERNAL: Final = 1
+_SERVER: Final = 2
+_CLIENT: Final = 3
+_KIND: Final = 6
+_STATUS: Final = 15
 _ERROR: Final = sized(_STATUS, number(3, 2))
-#: trace_id, span_id, parent_span_id, start_time_unix_nano, end_time_unix_nano, flags: tags and values.
-_BELOW: Final = Struct("<2s16s2s8s2s8scQcQ2sI").pack
-_ROOT: Final = Struct("<2s16s2s8scQcQ2sI").pack
-_TRACE_ID, _SPAN_ID, _PARENT_ID = b"\x0a\x10", b"\x12\x08", b"\x22\x08"
-_START, _END, _FLAGS = b"\x39", b"\x41", b"\x85\x01"
+#: start_time_unix_nano, end_time_unix_nano and flags: tags and values.
+_TIMES: Final = Struct("<BQBQHI").pack
+_START: Final = 0x39
+_END: Final = 0x41
+_FLAGS: Final = 0x0185
+#: trace_id, span_id, parent_span_id: tags and sizes, in hexadecimal digits.
+_TRACE_ID: Final = b"0a10"
+_SPAN_ID: Final = b"1208"
+_PARENT_ID: Final = b"2208"
 #: Span.flags: whether the parent is of another process is known, and so it is.
-_KNOWS_REMOTE, _IS_REMOTE = 0x100, 0x200
+_KNOWS_REMOTE: Final = 0x100
+_IS_REMOTE: Final = 0x200
 #: Fields of the access log that have the names of attributes (TokenMeter).
 _OF_DETAILS: Final = "gen_ai."
-_PATH, _URL, _REQUEST_ID = key_of("url.path"), key_of("url.full"), key_of("http.request.header.x-request-id")
+#: Settings, facts, attempts before, and the path without its query.
+_AttemptKey = tuple[SpanSettings, OneAttempt, int, bytes]
+_PATH: Final = key_of("url.path")
+_URL: Final = key_of("url.full")
+_REQUEST_ID: Final = key_of("http.request.header.x-request-id")
+
+
+class EncodedSpans:
+    """The spans of one exchange, as fields of ScopeSpans, and their number."""
+
+    __slots__ = ("count", "data")
+
+    def __init__(self, data: bytes, count: int) -> None:
+        self.data = data
+        self.count = count
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return len(self.data)
 
 
 class Encoder:
-    """Encodes for one resource. For one thread at a time."""
+    """Encodes for one resource, which has these attributes."""
 
-    __slots__ = ("_agents", "_attempts", "_clients", "_envelope", "_exchanges")
+    __slots__ = (
+        "_agents", "_attempt_parts", "_attempts", "_before", "_clients", "_exchanges", "_paths", "_scope",
+    )  # fmt: skip
 
-    def __init__(self, envelope: Envelope) -> None:
-        self._envelope = envelope
+    def __init__(self, resource: Mapping[str, str], version: str) -> None:
+        attributes = (key_of(name) + sized(2, sized(1, value.encode())) for name, value in resource.items())
+        self._before = sized(1, b"".join(sized(1, each) for each in attributes))
+        self._scope = sized(1, sized(1, SCOPE.encode()) + sized(2, version.encode()))
         self._exchanges: dict[Hashable, bytes] = {}
         self._attempts: dict[Hashable, bytes] = {}
+        self._attempt_parts: dict[Hashable, bytes] = {}
         self._clients: dict[Hashable, bytes] = {}
         self._agents: dict[Hashable, bytes] = {}
+        self._paths: dict[Hashable, bytes] = {}
 
-    def request(self, batch: Sequence[ExchangeSpans]) -> tuple[bytes, int]:
+    def request(self, batch: Sequence[EncodedSpans]) -> tuple[bytes, int]:
         """An ExportTraceServiceRequest with the spans of these exchanges, and how many spans there are."""
-        spans: list[bytes] = []
-        for exchange in batch:
-            self._add(exchange, spans)
-        # Nearly every span has from 128 to 16,383 bytes.
-        written = [
-            b"\x12%c%c%b" % (len(span) & 127 | 128, len(span) >> 7, span) if 127 < len(span) < 16384 else sized(2, span)
-            for span in spans
-        ]
-        return self._envelope.around(b"".join(written)), len(spans)
+        spans = [each.data for each in batch]
+        size = len(self._scope) + sum(map(len, spans))
+        before = self._before + b"\x12" + varint(size)  # the field scope_spans of ResourceSpans
+        whole = b"".join([b"\x0a" + varint(len(before) + size), before, self._scope, *spans])  # once: it is long
+        return whole, sum([each.count for each in batch])
 
-    def _add(self, exchange: ExchangeSpans, spans: list[bytes]) -> None:
-        trace_id, span_id = unhexlify(exchange.trace_id), unhexlify(exchange.span_id)
-        wall = exchange.started_wall - exchange.started_at  # of a monotonic time
-        start, end = _nanoseconds(exchange.started_wall), _nanoseconds(wall + exchange.ended_at)
+    def encoded(self, exchange: ExchangeSpans) -> EncodedSpans:
+        """The spans of an exchange."""
+        line = exchange.line
+        trace_id, span_id = line[18:50], line[51:67]  # as `trace_of`, which costs a call
+        # To the microsecond: a float has no more of the time of today.
+        wall = round((exchange.started_wall - exchange.started_at) * 1e6)  # of a monotonic time, as all others are
+        start = (wall + int(exchange.started_at * 1e6)) * 1000
+        end = (wall + int(exchange.ended_at * 1e6)) * 1000
         flags = exchange.is_sampled | _KNOWS_REMOTE
+        client, path, agent = exchange.client, exchange.path, exchange.user_agent
         parts = [
             self._exchanges.get((exchange.settings, exchange.facts)) or self._of_exchange(exchange),
-            self._clients.get(exchange.client) or self._of_client(exchange.client),
+            self._clients.get(client) or self._of_client(client),
         ]
         if exchange.parent_id:
-            parent_id = unhexlify(exchange.parent_id)
-            parts.append(
-                _BELOW(
-                    _TRACE_ID, trace_id, _SPAN_ID, span_id, _PARENT_ID, parent_id, _START, start, _END, end, _FLAGS,
-                    flags | _IS_REMOTE,
-                )
-            )  # fmt: skip
+            parts.append(unhexlify(_TRACE_ID + trace_id + _SPAN_ID + span_id + _PARENT_ID + exchange.parent_id))
+            parts.append(_TIMES(_START, start, _END, end, _FLAGS, flags | _IS_REMOTE))
             if exchange.tracestate:
                 parts.append(sized(3, exchange.tracestate))
         else:
-            parts.append(_ROOT(_TRACE_ID, trace_id, _SPAN_ID, span_id, _START, start, _END, end, _FLAGS, flags))
-        if exchange.path != b"-":
-            parts.append(text_attribute(_PATH, exchange.path))
-        if exchange.user_agent:
-            parts.append(self._agents.get(exchange.user_agent) or self._of_agent(exchange.user_agent))
+            parts.append(unhexlify(_TRACE_ID + trace_id + _SPAN_ID + span_id))
+            parts.append(_TIMES(_START, start, _END, end, _FLAGS, flags))
+        if path != b"-":
+            parts.append(self._paths.get(path) or self._of_path(path))
+        if agent:
+            parts.append(self._agents.get(agent) or self._of_agent(agent))
         if exchange.request_id:
             parts.append(list_attribute(_REQUEST_ID, exchange.request_id))
         if exchange.details:
@@ -100,46 +149,58 @@ class Encoder:
             )
         named = b""
         if exchange.headers:
-            named = b"".join(text_attribute(key_of(name), value) for name, value in exchange.headers)
+            named = b"".join([text_attribute(key_of(name), value) for name, value in exchange.headers])
             parts.append(named)
-        spans.append(b"".join(parts))
+        spans = [b"".join(parts)]
         attempts = exchange.attempts
         if attempts is not None:
             last = len(attempts) - 1
             for resends, (own_id, began, ended, path, facts) in enumerate(attempts):
                 if not ended and resends < last:
-                    ended = attempts[resends + 1].began
-                key = (exchange.settings, facts, resends)
-                shared = self._attempts.get(key) or self._of_attempt(exchange.settings, (*facts, resends))
-                host = facts[2]
-                if host and path:
-                    target = path.partition(b"?")[0] if b"?" in path else path  # a query may hold a key
-                    shared += text_attribute(_URL, (b"https://" if facts[1] else b"http://") + host + target)
-                framed = _BELOW(
-                    _TRACE_ID, trace_id, _SPAN_ID, unhexlify(own_id), _PARENT_ID, span_id, _START,
-                    _nanoseconds(wall + began), _END, _nanoseconds(wall + ended) if ended else end, _FLAGS, flags,
-                )  # fmt: skip
-                spans.append(framed + shared + named)
-        known = {each.span_id for each in attempts or ()} if exchange.waits else set()
+                    ended = attempts[resends + 1][1]
+                until = (wall + int(ended * 1e6)) * 1000 if ended else end
+                if b"?" in path:
+                    path = path.partition(b"?")[0]  # a query may hold a key
+                key = (exchange.settings, facts, resends, path)
+                span = (
+                    (self._attempts.get(key) or self._of_attempt(key))
+                    + unhexlify(_TRACE_ID + trace_id + _SPAN_ID + own_id + _PARENT_ID + span_id)
+                    + _TIMES(_START, (wall + int(began * 1e6)) * 1000, _END, until, _FLAGS, flags)
+                )
+                spans.append(span + named if named else span)
+        known = {each[0] for each in attempts or ()} if exchange.waits else set()
         for wait in exchange.waits or ():
             # An attempt that a filter has answered has no span.
-            parent_id = unhexlify(wait.parent_id) if wait.parent_id in known else span_id
-            framed = _BELOW(
-                _TRACE_ID, trace_id, _SPAN_ID, unhexlify(wait.span_id), _PARENT_ID, parent_id, _START,
-                _nanoseconds(wall + wait.began), _END, _nanoseconds(wall + wait.ended), _FLAGS, flags,
-            )  # fmt: skip
-            spans.append(framed + _of_wait(wait, exchange.settings) + named)
+            parent_id = wait.parent_id if wait.parent_id in known else span_id
+            began_ns, ended_ns = (wall + int(wait.began * 1e6)) * 1000, (wall + int(wait.ended * 1e6)) * 1000
+            ids = unhexlify(_TRACE_ID + trace_id + _SPAN_ID + wait.span_id + _PARENT_ID + parent_id)
+            times = _TIMES(_START, began_ns, _END, ended_ns, _FLAGS, flags)
+            spans.append(_of_wait(wait, exchange.settings) + ids + times + named)
+        return EncodedSpans(b"".join([_tag(len(span)) + span for span in spans]), len(spans))
 
     def _of_exchange(self, exchange: ExchangeSpans) -> bytes:
         facts, settings = ExchangeFacts(*exchange.facts), exchange.settings
         made = _shared(settings.name or span_name(facts), _SERVER, of_exchange(facts), settings)
         return _keep(self._exchanges, (settings, exchange.facts), made + _ERROR if is_failed_exchange(facts) else made)
 
-    def _of_attempt(self, settings: SpanSettings, values: tuple[bytes, bool, bytes, str, str, int, str, int]) -> bytes:
-        facts = AttemptFacts(*values)
-        made = _shared(span_name(facts), _CLIENT, of_attempt(facts), settings)
-        key = (settings, values[:-1], facts.resends)
-        return _keep(self._attempts, key, made + _ERROR if is_failed_attempt(facts) else made)
+    def _of_attempt(self, key: _AttemptKey) -> bytes:
+        settings, values, resends, path = key
+        parts = (settings, values, resends)
+        shared = self._attempt_parts.get(parts)
+        if shared is None:
+            facts = AttemptFacts(*values, resends)
+            shared = _shared(span_name(facts), _CLIENT, of_attempt(facts), settings)
+            if is_failed_attempt(facts):
+                shared += _ERROR
+            _keep(self._attempt_parts, parts, shared)
+        host = values[2]
+        if host and path:
+            shared += text_attribute(_URL, (b"https://" if values[1] else b"http://") + host + path)
+        return _keep(self._attempts, key, shared) if len(path) <= MAX_KEPT_PATH else shared
+
+    def _of_path(self, path: bytes) -> bytes:
+        made = text_attribute(_PATH, path)
+        return _keep(self._paths, path, made) if len(path) <= MAX_KEPT_PATH else made
 
     def _of_client(self, client: str) -> bytes:
         host, port = split_host(client, 0)
@@ -178,9 +239,10 @@ def _of_wait(wait: Wait, settings: SpanSettings) -> bytes:
     return _shared(wait.name, _INTERNAL, dict(wait.attributes), settings)
 
 
-def _nanoseconds(wall: float) -> int:
-    """Of this time (seconds since 1970), to the microsecond: a float has no more of it."""
-    return round(wall * 1_000_000) * 1000
+@lru_cache(maxsize=1024)
+def _tag(size: int) -> bytes:
+    """What stands before a span of so many bytes in ScopeSpans."""
+    return b"\x12" + varint(size)
 
 
 def _keep(kept: dict[Hashable, bytes], key: Hashable, made: bytes) -> bytes:

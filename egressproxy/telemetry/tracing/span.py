@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from egressproxy.telemetry.tracing.context import OF_SPAN, OF_TRACE
+from egressproxy.telemetry.tracing.context import span_of, trace_of
 
 #: At most so many attempts and waits of an exchange are recorded, each.
 MAX_CHILDREN: Final = 32
@@ -65,14 +65,9 @@ class AttemptFacts(NamedTuple):
 OneAttempt = tuple[bytes, bool, bytes, str, str, int, str]
 
 
-class Attempt(NamedTuple):
-    """A request that was sent to a backend, or was to be. `ended` 0.0: with the next one, or with its exchange."""
-
-    span_id: bytes
-    began: float
-    ended: float
-    path: bytes
-    facts: OneAttempt
+#: A request that was sent to a backend, or was to be: the id of its span, when it began and ended (0.0: with the next
+#: one, or with its exchange), its path, and its facts.
+Attempt = tuple[bytes, float, float, bytes, OneAttempt]
 
 
 class Wait(NamedTuple):
@@ -122,16 +117,11 @@ class ExchangeSpans:
 
     @property
     def trace_id(self) -> bytes:
-        return self.line[OF_TRACE]
+        return trace_of(self.line)
 
     @property
     def span_id(self) -> bytes:
-        return self.line[OF_SPAN]
-
-    @property
-    def size(self) -> int:
-        """The bytes that a client can choose without a bound of ours: its path, here and in each attempt."""
-        return len(self.path) * (1 + len(self.attempts or ()))
+        return span_of(self.line)
 
     @property
     def count(self) -> int:

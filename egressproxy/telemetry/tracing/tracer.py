@@ -19,21 +19,35 @@ from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, logged_status
-from egressproxy.telemetry.tracing.context import IS_SAMPLED, NewContexts, TraceContext, read_context, traceparent
-from egressproxy.telemetry.tracing.exporter import BatchExporter
+from egressproxy.telemetry.tracing.context import (
+    IS_SAMPLED,
+    SAMPLED_DIGITS,
+    NewContexts,
+    TraceContext,
+    find_lines,
+    read_context,
+    traceparent,
+)
+from egressproxy.telemetry.tracing.exporter import SpanExporter
 from egressproxy.telemetry.tracing.sampling import Ratio
-from egressproxy.telemetry.tracing.span import MAX_CHILDREN, Attempt, ExchangeSpans, SpanSettings, Wait
+from egressproxy.telemetry.tracing.span import MAX_CHILDREN, ExchangeSpans, SpanSettings, Wait
 
+#: What a client says of a trace.
 _OF_TRACE: Final = every_spelling(("traceparent", "tracestate"))
 _TRACEPARENT: Final = every_spelling(("traceparent",))
 _TRACESTATE: Final = every_spelling(("tracestate",))
 #: What a client says of a trace, and what it gives to everybody behind (W3C Baggage).
 _OF_CLIENT: Final = every_spelling(("traceparent", "tracestate", "baggage"))
 #: One search for both fields: two would take twice as long.
-_ABOUT: Final = re.compile(rb"\r\n(?=[ux])(?:(user-agent)|x-request-id):[ \t]*+([^\r]{0,256})", re.IGNORECASE)
+_ABOUT: Final = re.compile(
+    rb"\r\n(?=[UuXx])(?:(?i:user-agent):[ \t]*+([^\r]{0,256})|(?i:x-request-id):[ \t]*+([^\r]{0,256}))"
+)
+#: An id that JSON does not escape.
+_PLAIN: Final = re.compile(rb"[0-9A-Za-z_./:=+-]*+")
 _OK: Final = Reason.OK
 #: The span of the attempt that is being made.
 _ATTEMPT: Final[StateSlot[bytes]] = StateSlot("attempt span")
+_OK_TEXT: Final = _OK.value
 #: Longer values of a client's are cut.
 _MAX_FIELD: Final = 256
 
@@ -42,14 +56,16 @@ class OwnTracer(Tracer):
     """One for each listener."""
 
     __slots__ = (
-        "_continues", "_exporter", "_keeps_errors", "_new", "_of_parent", "_ratio", "_settings", "fields",
+        "_bound", "_continues", "_keeps_errors", "_parent_bound", "_settings", "contexts", "exporter", "fields",
     )  # fmt: skip
 
-    def __init__(self, spec: TracingIR, exporter: BatchExporter[ExchangeSpans]) -> None:
-        self._ratio = Ratio(spec.share)
-        self._of_parent = Ratio(spec.parent_share) if spec.parent_share is not None else None
-        self._new = NewContexts(self._ratio)
-        self._exporter = exporter
+    def __init__(self, spec: TracingIR, exporter: SpanExporter) -> None:
+        ratio = Ratio(spec.share)
+        #: As of `Ratio.bound`. The second one holds for traces that a client has sampled, and None where it has no say.
+        self._bound = ratio.bound
+        self._parent_bound = Ratio(spec.parent_share).bound if spec.parent_share is not None else None
+        self.contexts = NewContexts(ratio)
+        self.exporter = exporter
         self._continues = spec.continues
         self._keeps_errors = spec.keeps_errors
         of_kind = {
@@ -63,17 +79,24 @@ class OwnTracer(Tracer):
         self.fields = tuple((name, field.encode()) for name, field in of_kind[AttributeSource.HEADER])
 
     def start(self, exchange: Exchange, head: RequestHead | None) -> None:
-        parent = None
         if head is not None:
             fields = head.fields
             if not self._continues:
                 fields.cut(_OF_CLIENT)
-            elif _OF_TRACE.search(fields.block) is not None:
-                parent = _take_context(fields)
-                if parent is not None:
-                    self._continue(exchange, head, parent)
-                    return
-        line = self._new.line()
+            else:
+                found = find_lines(fields.block)
+                if found:
+                    given, trace_id, parent_id, flags = found[0]
+                    if given and len(found) == 1:  # the usual case
+                        self._continue(exchange, fields, given, trace_id, parent_id, flags[1] in SAMPLED_DIGITS, b"")
+                        return
+                    parent = _take_context(fields)
+                    if parent is not None:
+                        self._continue(
+                            exchange, fields, b"", parent.trace_id, parent.span_id, parent.is_sampled, parent.tracestate
+                        )
+                        return
+        line = self.contexts.line()
         is_sampled = line[-1] == IS_SAMPLED
         if is_sampled or self._keeps_errors:
             recording = Recording(self._settings, line, is_sampled, self)
@@ -83,31 +106,35 @@ class OwnTracer(Tracer):
         if head is not None:
             head.fields.block += line
 
-    def _continue(self, exchange: Exchange, head: RequestHead, parent: TraceContext) -> None:
-        is_sampled = self._ratio.takes(parent.trace_id)
-        if self._of_parent is not None:
-            is_sampled = parent.is_sampled and self._of_parent.takes(parent.trace_id)
-        if is_sampled or self._keeps_errors:
-            line = traceparent(parent.trace_id, self._new.span_id(), is_sampled=is_sampled or parent.is_sampled)
-            recording = Recording(self._settings, line, is_sampled, self)
-            recording.parent_id = parent.span_id
-            recording.tracestate = parent.tracestate
-            exchange.keep(TRACE, recording)
-            head.fields.cut(_TRACEPARENT)
-            recording.read(head.fields)
-            head.fields.block += line
-
-    def new_span_id(self) -> bytes:
-        """16 hexadecimal digits."""
-        return self._new.span_id()
-
-    def export(self, spans: ExchangeSpans) -> None:
-        """Hand over the spans of an exchange that has ended."""
-        self._exporter.put(spans)
+    def _continue(
+        self, exchange: Exchange, fields: Fields, given: bytes, trace_id: bytes, parent_id: bytes, was_sampled: bool,
+        tracestate: bytes,
+    ) -> None:  # fmt: skip
+        """Go on with the context of a client. `given`: its one line, without CRLF; b"": there are others."""
+        bound = self._parent_bound
+        if bound is None:
+            is_sampled = trace_id[16:] < self._bound
+        else:
+            is_sampled = was_sampled and trace_id[16:] < bound
+        if not is_sampled and not self._keeps_errors:
+            return
+        line = traceparent(trace_id, self.contexts.span_id(), is_sampled or was_sampled)
+        recording = Recording(self._settings, line, is_sampled, self)
+        recording.parent_id = parent_id
+        recording.tracestate = tracestate
+        exchange.keep(TRACE, recording)
+        recording.read(fields)
+        if given:
+            block = fields.block
+            at = block.index(given)
+            fields.block = block[: at - 2] + block[at + len(given) :] + line
+        else:
+            fields.cut(_TRACEPARENT)
+            fields.block += line
 
 
 def _take_context(fields: Fields) -> TraceContext | None:
-    """The client's context, which stays in the fields; None for an invalid one, which does not."""
+    """The client's context, which stays in the fields; None for an invalid one, which does not, and for none."""
     states = fields.get_all(b"tracestate")
     found = read_context(fields.get_all(b"traceparent"), states)
     if found is None:
@@ -125,25 +152,27 @@ class Recording(ExchangeSpans, ExchangeTrace):
     __slots__ = ("_tracer",)
 
     def __init__(self, settings: SpanSettings, line: bytes, is_sampled: bool, tracer: OwnTracer) -> None:
-        ExchangeSpans.__init__(self, settings, line, is_sampled)
+        super().__init__(settings, line, is_sampled)
         self._tracer = tracer
 
     def read(self, fields: Fields) -> None:
         """Take what the client says of itself and of its request."""
-        for agent, value in _ABOUT.findall(fields.block):
+        for agent, request_id in _ABOUT.findall(fields.block):
             if agent:
-                self.user_agent = value.rstrip()
-            else:
-                self.request_id = value.rstrip()
+                self.user_agent = agent.rstrip()
+            elif request_id:
+                self.request_id = request_id.rstrip()
         if self._tracer.fields:
             self.headers = _read(self._tracer.fields, fields)
 
     @property
     def log_text(self) -> str:
-        if self.request_id:
-            given = json.dumps(self.request_id.decode("utf-8", "replace"))
-            return f'"trace_id":"{self.trace_id.decode()}","x_request_id":{given}'
-        return f'"trace_id":"{self.trace_id.decode()}"'
+        given = self.request_id
+        if not given:
+            return f'"trace_id":"{self.trace_id.decode()}"'
+        if _PLAIN.fullmatch(given):
+            return f'"trace_id":"{self.trace_id.decode()}","x_request_id":"{given.decode()}"'
+        return f'"trace_id":"{self.trace_id.decode()}","x_request_id":{json.dumps(given.decode("utf-8", "replace"))}'
 
     @property
     def ids(self) -> tuple[bytes, bytes]:
@@ -165,21 +194,21 @@ class Recording(ExchangeSpans, ExchangeTrace):
         if attributes and waits and (waits[-1].attributes, waits[-1].parent_id) == (attributes, parent_id):
             waits[-1] = waits[-1]._replace(ended=monotonic())
         elif len(waits) < MAX_CHILDREN:
-            waits.append(Wait(name, self._tracer.new_span_id(), began, monotonic(), parent_id, attributes))
+            waits.append(Wait(name, self._tracer.contexts.span_id(), began, monotonic(), parent_id, attributes))
 
     def add_attributes(self, attributes: Mapping[str, str | float]) -> None:
         self.details = {**(self.details or {}), **attributes}
 
     def end(self, exchange: Exchange) -> None:
-        status, reason = logged_status(exchange), exchange.reason
+        status, reason = exchange.status or logged_status(exchange), exchange.reason
         if not self.is_sampled and status < 500 and (reason is _OK or exchange.denied):
             return
         authority, identity = exchange.authority, exchange.identity
         host, port = ("", 0) if authority is None else (authority.host, authority.port)
         self.facts = (
             exchange.method, exchange.scheme, host, port, exchange.is_tunnel, exchange.gateway, exchange.listener,
-            exchange.route, exchange.backend, identity.namespace, identity.service_account, status, reason.value,
-            exchange.grpc_status,
+            exchange.route, exchange.backend, identity.namespace, identity.service_account, status,
+            _OK_TEXT if reason is _OK else reason.value, exchange.grpc_status,
         )  # fmt: skip
         self.started_wall = exchange.started_wall
         self.started_at = exchange.started_at
@@ -194,7 +223,7 @@ class Recording(ExchangeSpans, ExchangeTrace):
             known = {name for name, _ in self.headers or ()}
             of_answer = tuple(each for each in named if each[0] not in known)
             self.headers = (self.headers or []) + _read(of_answer, exchange.response.fields)
-        self._tracer.export(self)
+        self._tracer.exporter.put_exchange(self)
         took_s, first_at, series = exchange.ended_at - exchange.started_at, exchange.first_byte_at, exchange.series
         trace_id, span_id, at_s = self.trace_id, self.span_id, exchange.started_wall + took_s
         series.show(DURATION, (trace_id, span_id, took_s, at_s))
@@ -226,10 +255,13 @@ class TracedCaller:
         """As of UpstreamCaller. The span of the attempt is the parent of what is behind."""
         self._caller.start_attempt()
         self._began = monotonic()
-        self._span_id = span_id = self._tracer.new_span_id()
+        self._span_id = span_id = self._tracer.contexts.span_id()
         self._exchange.keep(_ATTEMPT, span_id)
-        fields, line = self._exchange.request.fields, self._recording.line
-        fields.block = fields.block.replace(line, b"%b%b%b" % (line[:-19], span_id, line[-3:]), 1)
+        fields = self._exchange.request.fields
+        block = fields.block
+        at = block.rfind(self._recording.line)
+        if at >= 0:
+            fields.block = block[: at + 51] + span_id + block[at + 67 :]
 
     def count_attempt(self, result: str) -> None:
         self._end(self._exchange, 0, result, monotonic())
@@ -260,7 +292,7 @@ class TracedCaller:
                 request.method, exchange.backend_is_secure, exchange.upstream_host, exchange.backend, exchange.upstream,
                 status, reason,
             )  # fmt: skip
-            attempts.append(Attempt(self._span_id, self._began, ended, request.path, facts))
+            attempts.append((self._span_id, self._began, ended, request.path, facts))
 
 
 def _read(named: tuple[tuple[str, bytes], ...], fields: Fields) -> list[tuple[str, bytes]]:

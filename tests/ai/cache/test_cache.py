@@ -12,7 +12,7 @@ from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.testing import FilterHarness, exchange, response
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.caller_identity import CallerIdentity
-from egressproxy.model.exchange import LOGGED
+from egressproxy.model.exchange import CALLERS_OWN, LOGGED
 from egressproxy.model.key_grant import KeyGrant
 
 CHAT = "https://api.example.com/v1/chat/completions"
@@ -72,6 +72,32 @@ def test_api_keys_for_other_models_share_no_answer(config):
     assert [is_hit(ask(harness, of_key(*each))) for each in ((), (), ("m",), ("m",), ("o9",))] == [
         False, True, False, True, False,
     ]  # fmt: skip
+
+
+def test_a_client_whose_groups_have_changed_does_not_get_what_they_have_opened():
+    """The backend's credential may be that of a group (`callers` of CredentialInjector)."""
+    harness = cache()
+
+    def of_group(*groups):
+        made = post()
+        made.identity = CallerIdentity(name="egress/users#ann", source="token", groups=groups)
+        return made
+
+    assert [is_hit(ask(harness, of_group(*each))) for each in (("staff",), ("staff",), ())] == [False, True, False]
+
+
+def test_an_answer_to_a_credential_of_the_caller_passes_to_no_other_tenant():
+    harness = cache(shareTenants=True)
+
+    def own(identity):
+        made = post(identity=identity)
+        made.keep(CALLERS_OWN, True)
+        return made
+
+    assert [is_hit(ask(harness, own(each))) for each in ("agents/worker", "agents/worker", "agents/other")] == [
+        False
+    ] * 3
+    assert not is_hit(ask(harness, post(identity="agents/other")))
 
 
 def test_members_in_another_order_and_blanks_are_the_same_request():

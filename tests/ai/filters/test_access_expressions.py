@@ -58,7 +58,7 @@ def test_a_condition_holds_or_does_not(text: str, expected: bool):
         ("source.unknown == 'foo'", "the variable source is not known"),
         ("request.headers.exists(h, other == h)", "the variable other is not known"),
         ("request.path.lowerAscii() == '/'", "the function lowerAscii is not known"),
-        ("request.path", "it gives a str"),
+        ("request.path", "it gives str, not bool"),
         ("request.path.matches(request.host)", "has to be a text"),
         ("request.path.matches('(')", "not a valid regex"),
         ("request.path.matches('(?:[\\\\w]{30}){30}')", "not a valid regex"),

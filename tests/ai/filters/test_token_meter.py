@@ -7,6 +7,8 @@ import pytest
 
 from egressproxy.ai.apis import framing
 from egressproxy.ai.apis.apis import Api
+from egressproxy.filters.base import Phase
+from egressproxy.filters.chain import finish
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, FilterResult, exchange, response
 from egressproxy.model.exchange import LOGGED
 from tests.ai.apis.bodies import PATHS, REQUESTS
@@ -100,6 +102,25 @@ def test_an_answer_that_tells_nothing_is_counted_as_one():
     meter = harness()
     ask(meter, b'{"choices":[]}')
     assert meter.metrics() == {"egress_ai_untold": {("-", "agents/a", "team"): 1}}
+
+
+def test_a_realtime_session_that_nobody_reads_is_counted_as_one():
+    meter = harness()
+    for path in ("/v1/realtime?model=m", "/v1/other"):
+        x = exchange("GET", f"http://a.example{path}", identity="team/agent", backend="agents/a")
+        x.request.upgrade = b"websocket"
+        meter.run(x, response=response(101))
+    assert meter.metrics() == {"egress_ai_untold": {("-", "agents/a", "team"): 1}}
+
+
+def test_an_event_that_is_answered_with_nothing_is_not_counted_as_one():
+    meter = harness()
+    x = exchange("POST", "http://a.example/v1/responses", {"content-type": "application/json"}, backend="agents/a")
+    meter.run(x, request_body=b'{"model":"m","input":"hi"}', phases=(Phase.REQUEST_HEADERS, Phase.REQUEST_BODY))
+    x.status = 200
+    del x.response
+    finish(meter._chain.complete, x)
+    assert meter.metrics() == {}
 
 
 def test_failures_and_requests_of_other_kinds_count_nothing():

@@ -96,7 +96,7 @@ def test_a_policy_says_how_exchanges_are_traced():
     assert "k-1" not in repr(found)
     assert conditions(made) == {
         "Accepted": (
-            "True", "Accepted", "the policy is in force: 0.1000% of new traces are recorded; spans go to agents/otel "
+            "True", "Accepted", "the policy is in force: 0.1% of new traces are recorded; spans go to agents/otel "
             "by OTLP (http/protobuf)",
         ),
         "ResolvedRefs": ("True", "ResolvedRefs", "every reference is resolved"),
@@ -214,7 +214,7 @@ def test_a_credential_never_becomes_an_attribute(name: str):
     attributes = [{"name": "a", "type": "Header", "headerName": name}]
     made = compile_of(telemetry(provider={"backendRef": COLLECTOR}, attributes=attributes))
     assert tracing_of(made).attributes == ()
-    assert f"{name} may hold a credential" in conditions(made)["Accepted"][2]
+    assert f"The attribute a does nothing: {name} may hold a credential" in conditions(made)["Accepted"][2]
 
 
 def test_policies_of_the_gateway_add_nothing_to_requests_for_the_collector():

@@ -12,6 +12,7 @@ from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import UnusableReference
 from egressproxy.filters.credentials import refresher
 from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import CALLERS_OWN
 from tests.filters.credentials.kit import EC_KEY, RSA_KEY, claims, decoded, exchange, injector, pem, sent
 from tests.support.waiting import until
 
@@ -203,3 +204,16 @@ async def test_without_the_secret_requests_wait_for_nobody(jwt):
         await sent(filter_, asked_by())
     assert failed.value.reason is Reason.CREDENTIAL_MISSING
     filter_.close()
+
+
+async def test_a_token_says_the_groups_of_now_and_shows_nothing():
+    filter_ = made({**SIGNED, "claims": [{"name": "groups", "caller": "Groups"}]})
+    found = []
+    for groups in (("staff", "admin"), ("staff",), ("staff, admin",), ("staff", "admin")):
+        x = await sent(filter_, asked_by("n", groups=groups))
+        assert CALLERS_OWN in x.state
+        found.append(token(x))
+        assert claims(found[-1], EC_KEY)[1]["groups"] == list(groups)
+    assert found[0] == found[3]
+    shown = f"{filter_!r} {vars(filter_)!r}"
+    assert not any(each in shown or each.encode() in shown.encode() for each in found)

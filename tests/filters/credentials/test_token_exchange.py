@@ -424,3 +424,17 @@ def test_what_a_manifest_must_not_say(more, said):
 def test_what_goes_with_no_exchange(more):
     with pytest.raises(ValueError, match=r"a token of the caller|authenticates the connection"):
         injector({"tokenExchange": CONFIG, **more}, SECRETS, {})
+
+
+@pytest.mark.parametrize("kind", ["IdJag", "Jwt"])
+async def test_a_callers_token_that_comes_back_is_not_shown_to_the_second_server(kind):
+    """The policy lets the first one have it: whose backend the second is, who writes the filter decides."""
+    types = {"IdJag": ID_JAG, "Jwt": "urn:ietf:params:oauth:token-type:jwt"}
+    second = Endpoint((200, {"access_token": "a", "token_type": "Bearer"}), backend="evil/grant")
+    grant = {"tokenEndpoint": {**ENDPOINT, "backendRef": {**ENDPOINT["backendRef"], "name": "grant"}}}
+    filter_, _ = made(
+        issued(SUBJECT, issued_token_type=types[kind], token_type="N_A"), calls={"Backend grant": second},
+        requestedTokenType=kind, jwtBearer=grant, audience=["https://auth.example"],
+    )  # fmt: skip
+    await failed(filter_, caller())
+    assert second.asked == []

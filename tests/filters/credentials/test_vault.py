@@ -263,12 +263,15 @@ async def test_the_end_of_a_filter_does_not_wait_for_the_vault():
 
 
 @pytest.mark.parametrize(
-    ("secrets", "is_verified", "why"),
-    [({}, True, "the Secret v/id is missing"), (SECRETS, False, "not reached over verified TLS")],
-)
-async def test_nothing_is_asked_without_secret_or_tls(secrets, is_verified, why):
+    ("secrets", "backend", "why"),
+    [
+        ({}, "agents/vault", "the Secret v/id is missing"), (SECRETS, "agents/vault", "not reached over verified TLS"),
+        (SECRETS, "-", "cannot be used: see the status"),
+    ],
+)  # fmt: skip
+async def test_nothing_is_asked_without_secret_backend_or_tls(secrets, backend, why):
     call = Call(VaultServer())
-    call.is_verified = is_verified
+    call.is_verified, call.backend = not secrets, backend
     made = injector({"vault": {**KV, **APP_ROLE}}, secrets, {LABEL: call})
     with pytest.raises(GatewayFault) as failed:
         await sent(made)

@@ -23,8 +23,8 @@ pytestmark = of_sources  # a client that is none
 def client(*, request_s: float = 0.0, idle_s: float = 0.0, **more: Any) -> Any:
     wheel = TimerWheel()
     made = SimpleNamespace(
-        wheel=wheel, deadline=Deadline(wheel, lambda: None), call=None, bytes_in=100, bytes_out=0, unsent_bytes=0,
-        has_ended=False, awaits_bytes=False,
+        wheel=wheel, deadline=Deadline(wheel, lambda: None), call=None, own_clock=None, bytes_in=100, bytes_out=0,
+        unsent_bytes=0, has_ended=False, awaits_bytes=False,
         pipeline=SimpleNamespace(held_bytes=None, upstream=None, backend=None, route=None, exchange=None),
     )  # fmt: skip
     vars(made).update(more)

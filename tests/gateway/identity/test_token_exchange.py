@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from ipaddress import IPv4Address
 from typing import Any
 from urllib.parse import parse_qsl
@@ -16,7 +17,9 @@ from egressproxy.ir.identity import IdentityIR
 from egressproxy.model.caller_identity import CallerIdentity, CallerToken
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.secret import SecretBytes
+from egressproxy.protocols.http2.head_fields import websocket_accept
 from tests.gateway.conftest import Start
+from tests.gateway.exchange.test_message_relay import COMPLETED, CREATE, KEY, SWITCHING, TOOLS, Side, upgrade
 from tests.gateway.kit import ESTABLISHED, OK, SHARED, connect, forward, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer
@@ -57,7 +60,7 @@ def get(token: str, path: bytes = b"/") -> bytes:
     return b"GET %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n\r\n" % (path, token.encode())
 
 
-def exchanged(talk: Conversation, token: str, value: str, *, is_new: bool = True) -> None:
+def exchanged(talk: Conversation, token: str, value: str, *, is_new: bool = True, life_s: float = 600) -> None:
     """The token endpoint is asked with this token, and issues that value."""
     idp = talk.dialled("idp.example", 80) if is_new else talk.origins[1]
     head, body = idp.take(rb"(POST /token .*?)\r\n\r\n(.+)").groups()
@@ -68,7 +71,7 @@ def exchanged(talk: Conversation, token: str, value: str, *, is_new: bool = True
     }  # fmt: skip
     answer = {
         "access_token": value, "issued_token_type": "urn:ietf:params:oauth:token-type:access_token",
-        "token_type": "Bearer", "expires_in": 600,
+        "token_type": "Bearer", "expires_in": life_s,
     }  # fmt: skip
     said = json.dumps(answer).encode()
     idp >> b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said)
@@ -189,6 +192,26 @@ def test_credentials_by_caller_and_the_answers_that_are_kept(converse: Start):
     refused(talk, 403, "credential_not_for_caller")
 
 
+@pytest.mark.parametrize("more", [{}, {"shareTenants": True}])
+def test_answers_to_an_exchanged_token_are_not_those_of_another_token_of_its_subject(
+    converse: Start, more: dict[str, Any]
+):
+    """An agent may have a token of its user that is good for less: what the user's own has got is not for it."""
+    cache = {
+        "name": "cache", "type": "egressproxy.io/Cache:v1", "phase": "request-headers", "priority": 1000,
+        "config": more,
+    }  # fmt: skip
+    talk = converse(objects(injecting(tokenExchange=EXCHANGE), m.policy(name="kept", extensions=[cache])))
+    talk.client >> get(ROBOT)
+    api = talk.dialled("api.example", 80)
+    exchanged(talk, ROBOT, "issued")
+    served(talk, api, "issued")
+    lesser = CLUSTER.token(scope="less")
+    talk.client >> get(lesser)
+    exchanged(talk, lesser, "issued-less", is_new=False)
+    served(talk, api, "issued-less")
+
+
 def test_a_request_in_a_tunnel_has_the_token_that_has_opened_it(converse: Start):
     identity = {"token": {"issuers": [CLUSTER.written], "exchangeAt": ["idp"]}}
     talk = converse(
@@ -206,6 +229,60 @@ def test_a_request_in_a_tunnel_has_the_token_that_has_opened_it(converse: Start)
     api = talk.dialled("api.example", 80)
     exchanged(talk, ROBOT, "issued")
     served(talk, api, "issued")
+
+
+def test_a_mirrored_request_has_the_credential_of_its_caller_or_does_not_go(converse: Start):
+    callers = [{"subjects": [{"namespace": "team", "serviceAccount": "robot"}], "secretRef": {"name": "key-robot"}}]
+    copy = injecting(callers=callers)
+    copy["metadata"]["name"], copy["spec"]["destination"]["fqdn"]["hostname"] = "copy", "copy.example"
+    ref = {"group": m.OURS, "kind": "Backend", "name": "copy"}
+    mirror = {"type": "RequestMirror", "requestMirror": {"backendRef": ref}}
+    api = m.backend("api", "api.example", 80)
+    talk = converse(objects(api, copy, m.secret("key-robot", {"token": "KEY-robot"}), filters=[mirror]))
+    talk.client >> get(ROBOT)
+    origin = talk.dialled("api.example", 80)
+    origin.take(rb"GET .*?\r\n\r\n")
+    origin >> OK
+    assert b"Authorization: Bearer KEY-robot\r\n" in talk.dialled("copy.example", 80).take(rb"GET .*?\r\n\r\n")[0]
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\nhi")
+    talk.origins[1] >> OK
+    talk.settle()
+    seen = len(talk.origins[1].received)
+    talk.client >> get(OTHER)
+    origin.take(rb"GET .*?\r\n\r\n")
+    origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\nhi")
+    talk.settle()
+    assert (len(talk.origins[1].received), talk.pending_dial()) == (seen, None)
+
+
+def test_the_messages_of_a_websocket_need_the_token_that_has_opened_it(converse: Start):
+    """Each is a request of its caller: without a token for the backend it does not go there."""
+    policy = m.policy(name="kept", extensions=TOOLS)
+    talk = converse(objects(injecting(tokenExchange=EXCHANGE), policy))
+    talk.client >> upgrade(b"/v1/responses", b"Authorization: Bearer " + ROBOT.encode())
+    api = talk.dialled("api.example", 80)
+    exchanged(talk, ROBOT, "issued", life_s=0.2)
+    head = api.take(rb"\AGET /v1/responses .*?\r\n\r\n")[0]
+    assert b"Authorization: Bearer issued\r\n" in head
+    assert ROBOT.encode() not in head
+    api >> SWITCHING % (websocket_accept(KEY), b"")
+    talk.client.take(rb"HTTP/1.1 101 .*?\r\n\r\n")
+    client, server = Side(talk.client, is_client=True), Side(api, is_client=False)
+    time.sleep(0.2)
+    client.says(CREATE)
+    exchanged(talk, ROBOT, "issued-again", is_new=False, life_s=0.1)
+    assert server.hears() == CREATE  # its head has gone before
+    server.says(COMPLETED)
+    assert client.hears()["type"] == "response.completed"
+    time.sleep(0.1)
+    client.says(CREATE)
+    idp = talk.origins[1]
+    idp.take(rb"POST /token .*?\r\n\r\n.+")
+    idp >> b'HTTP/1.1 400 Bad\r\nContent-Length: 25\r\n\r\n{"error":"invalid_grant"}'
+    told = client.hears()
+    assert (told["status"], told["error"]["code"]) == (403, "credential_not_for_caller")
+    server.hears_nothing()
 
 
 def test_another_gateways_token_is_not_that_of_its_clients():

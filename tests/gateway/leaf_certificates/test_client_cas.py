@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
+from time import time
+from types import SimpleNamespace
 
 import pytest
 
 from egressproxy.errors import Denied
 from egressproxy.gateway.leaf_certificates import certificate_cache
-from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCaches, LeafKey
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache, CertificateCaches, LeafKey
 from egressproxy.gateway.leaf_certificates.client_cas import ClientCas
 from egressproxy.ir.policy import SubjectIR
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.certificate import Leaf
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.counters import Interceptions
 
@@ -113,6 +117,24 @@ def test_a_ca_that_is_gone_is_withdrawn_and_one_that_is_rotated_goes_on():
             each.check_in_force()
 
 
+def test_a_withdrawal_holds_over_several_rotations():
+    counted, all_caches = Interceptions(), [CertificateCaches()]
+    caches = [all_caches[0].of(key("0"), counted, "agents/a")]
+    ended, late = Connection(), Connection()
+    caches[0].add_connection(ended)
+    for number in (1, 2):
+        all_caches.append(CertificateCaches(all_caches[-1]))
+        caches.append(all_caches[-1].of(key(str(number)), counted, "agents/a"))
+        all_caches[-2].replaced_by(all_caches[-1], counted)
+    caches[0].remove_connection(ended)
+    caches[0].add_connection(late)  # its handshake began before both
+    assert caches[-1].lineage.connections == {late}
+    all_caches[-1].replaced_by(CertificateCaches(all_caches[-1]), counted)
+    assert late.is_aborted
+    with pytest.raises(Denied, match="withdrawn"):
+        caches[0].check_in_force()
+
+
 def test_who_waits_for_a_leaf_of_a_ca_that_is_withdrawn_gets_none(monkeypatch: pytest.MonkeyPatch):
     async def waiting() -> None:
         cache = CertificateCaches().of(key("a"), Interceptions(), "agents/a")
@@ -124,6 +146,28 @@ def test_who_waits_for_a_leaf_of_a_ca_that_is_withdrawn_gets_none(monkeypatch: p
         assert cache.known("a.example") is None
 
     asyncio.run(waiting())
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_certificates_of_a_ca_in_service_are_counted(monkeypatch: pytest.MonkeyPatch, is_withdrawn: bool):
+    """On the loop: metrics are read there, and the count of a CA that was withdrawn meanwhile does not come back."""
+    monkeypatch.setattr(certificate_cache, "leaf_context", lambda *_: object())
+    minted, counted = Leaf("", SecretBytes(b""), time() + 86_400), Interceptions()
+
+    async def waiting() -> None:
+        asked: Future[object] = Future()
+        signer = SimpleNamespace(do=lambda _work: asked)
+        cache = CertificateCache(key("a"), counted, signer, secret="agents/a")  # type: ignore[arg-type]
+        made = cache.begin("a.example", "192.0.2.1")
+        if is_withdrawn:
+            cache.withdraw()
+        process = SimpleNamespace(mint=lambda *_: minted)
+        asked.set_result(cache._make(process, "a.example", None))  # type: ignore[arg-type]
+        assert not counted.of_ca, "in the thread"
+        await asyncio.wait([made])
+
+    asyncio.run(waiting())
+    assert counted.of_ca == ({} if is_withdrawn else {"agents/a": 1})
 
 
 def test_all_cas_share_the_room(monkeypatch: pytest.MonkeyPatch):

@@ -1026,3 +1026,21 @@ def test_filters_of_the_listener_are_told_before_those_of_the_rule():
     assert [each["name"] for each in found["filters"]] == ["first", "RequestHeaderModifier"]
     assert found["route"]["name"] == "agents/route"
     assert "filters of the listener (httpFilters) run first" in found["notes"][0]
+
+
+def test_a_credential_that_is_bound_to_the_path_of_an_mcp_endpoint():
+    """The gateway makes `/tools` that path, for every backend of the rule anew."""
+    config = {**INJECTOR["config"], "allowPlaintext": True, "bind": {"pathPrefix": "/mcp"}}
+    backends = [
+        m.backend(name, "api.example", 80, extensions=[{**INJECTOR, "config": config}]) for name in ("tools", "more")
+    ]
+    for each in backends:
+        each["spec"]["destination"]["ports"][0]["protocol"] = "MCP"
+        each["spec"]["destination"]["ports"][0]["protocolOptions"] = {"mcp": {"path": "/mcp"}}
+    refs = [{"group": m.OURS, "kind": "Backend", "name": name} for name in ("tools", "more")]
+    rule = {"matches": [{"path": {"type": "PathPrefix", "value": "/tools"}}], "backendRefs": refs}
+    objects = [*reverse(rule), *backends, m.secret("key", {"token": TOKEN}), m.policy(name="names")]
+    objects[-1]["spec"]["dns"] = DNS
+    for path, reason in (("", None), ("/other", "credential_not_bound")):
+        found = ask(objects, "POST", f"http://x:8080/tools{path}")
+        assert [each.get("error", {}).get("reason") for each in found["backends"]] == [reason] * 2

@@ -5,12 +5,13 @@ import pytest
 from egressproxy.telemetry.tracing.context import (
     IS_SAMPLED,
     MAX_TRACESTATE,
-    OF_SPAN,
-    OF_TRACE,
     NewContexts,
     TraceContext,
+    find_lines,
     read_context,
     read_tracestate,
+    span_of,
+    trace_of,
     traceparent,
 )
 from egressproxy.telemetry.tracing.sampling import Ratio
@@ -39,6 +40,25 @@ MALFORMED = [
 @pytest.mark.parametrize("value", MALFORMED)
 def test_a_malformed_traceparent_counts_as_none(value):
     assert read_context([value]) is None
+
+
+@pytest.mark.parametrize("value", [GOOD, GOOD[:-2] + b"03", b"cc" + GOOD[2:] + b"-more", *MALFORMED])
+def test_a_line_is_taken_apart_at_once_only_where_it_is_valid(value):
+    ((line, *parts),) = find_lines(b"\r\nHost: a\r\nTraceParent: %b\r\nX-Traceparent: no" % value)
+    read = read_context([value.strip()])
+    if line:
+        assert line == b"TraceParent: " + value
+        assert read == TraceContext(parts[0], parts[1], parts[2] in (b"01", b"03"))
+    else:
+        assert read is None or not value.startswith(b"00")
+
+
+@pytest.mark.parametrize("name", [b"traceparent", b"TRACESTATE", b"Trace_Parent", b"-trace-state_", b"__traceparent"])
+def test_every_spelling_of_a_context_is_found(name):
+    line = b"\r\n%b: %b" % (name, GOOD)
+    found = find_lines(b"\r\nTrace: 1" + line + b"\r\nX-Trace: 2\r\nUber-Trace-Id: 3" + line)
+    assert len(found) == 2
+    assert (found[0][0] != b"") is (name == b"traceparent")
 
 
 def test_of_two_traceparents_neither_counts():
@@ -92,10 +112,10 @@ def test_ids_are_never_all_zero(monkeypatch):
 def test_new_contexts_differ():
     new = NewContexts(Ratio(1.0))
     lines = [new.line() for _ in range(1000)]
-    assert len({line[OF_TRACE] for line in lines}) == len({line[OF_SPAN] for line in lines}) == 1000
+    assert len({trace_of(line) for line in lines}) == len({span_of(line) for line in lines}) == 1000
     assert len({new.span_id() for _ in range(1000)}) == 1000
     for line in lines:
-        assert line == traceparent(line[OF_TRACE], line[OF_SPAN], is_sampled=True)
+        assert line == traceparent(trace_of(line), span_of(line), True)
         assert read_context([line.removeprefix(b"\r\ntraceparent: ")])
 
 
@@ -103,5 +123,5 @@ def test_a_new_context_is_sampled_by_its_trace_id():
     ratio = Ratio(0.3)
     new = NewContexts(ratio)
     lines = [new.line() for _ in range(1000)]
-    assert all((line[-1] == IS_SAMPLED) == ratio.takes(line[OF_TRACE]) for line in lines)
+    assert all((line[-1] == IS_SAMPLED) == ratio.takes(trace_of(line)) for line in lines)
     assert 200 < sum(line[-1] == IS_SAMPLED for line in lines) < 400

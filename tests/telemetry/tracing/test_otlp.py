@@ -2,8 +2,6 @@
 
 import pytest
 
-from egressproxy import __version__
-from egressproxy.telemetry.otlp.messages import Envelope
 from egressproxy.telemetry.protobuf import (
     attribute,
     fields_of,
@@ -16,7 +14,7 @@ from egressproxy.telemetry.protobuf import (
 )
 from egressproxy.telemetry.tracing.context import traceparent
 from egressproxy.telemetry.tracing.otlp import Encoder, rejected
-from egressproxy.telemetry.tracing.span import Attempt, ExchangeFacts, ExchangeSpans, SpanSettings
+from egressproxy.telemetry.tracing.span import ExchangeFacts, ExchangeSpans, SpanSettings
 from tests.support.collector import CLIENT, ERROR, SERVER, otlp, read_request, value_of
 
 TRACE, SPAN, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "b7ad6b7169203331"
@@ -29,7 +27,7 @@ KEY = key_of("http.request.header.x-request-id")
 
 
 def exchange(facts=FACTS, settings=NO_SETTINGS, **more):
-    made = ExchangeSpans(settings, traceparent(TRACE.encode(), SPAN.encode(), is_sampled=True), True)
+    made = ExchangeSpans(settings, traceparent(TRACE.encode(), SPAN.encode(), True), True)
     made.facts = tuple(facts)
     made.started_wall, made.started_at, made.ended_at = 1_800_000_000.25, 100.0, 100.5
     made.client, made.path = "[2001:db8::1]:4711", b"/v1/models"
@@ -39,7 +37,8 @@ def exchange(facts=FACTS, settings=NO_SETTINGS, **more):
 
 
 def spans_of(*batch):
-    data, count = Encoder(Envelope({"service.name": "egress"})).request(batch)
+    encoder = Encoder({"service.name": "egress"}, "1.2")
+    data, count = encoder.request([encoder.encoded(each) for each in batch])
     read = read_request(data)
     assert len(read.spans) == count == sum(each.count for each in batch)
     return read
@@ -48,7 +47,7 @@ def spans_of(*batch):
 def test_a_span_of_an_exchange_has_the_stable_attributes_of_http():
     read = spans_of(exchange(parent_id=PARENT.encode(), user_agent=b"curl/8", request_id=b"r-1"))
     assert read.resource == {"service.name": "egress"}
-    assert read.scope == ("egressproxy", __version__)
+    assert read.scope == ("egressproxy", "1.2")
     (span,) = read.spans
     assert (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()) == (TRACE, SPAN, PARENT)
     assert (span.name, span.kind) == ("GET", SERVER)
@@ -69,9 +68,9 @@ def test_a_span_of_an_exchange_has_the_stable_attributes_of_http():
 
 def test_attempts_are_spans_of_a_client_below_the_exchange():
     facts = (b"GET", False, b"api.example.com", "-", "", 0, "connect_refused")
-    first = Attempt(b"a" * 16, 100.1, 100.2, b"/a?key=secret", facts)
+    first = (b"a" * 16, 100.1, 100.2, b"/a?key=secret", facts)
     peer = b"[2001:db8::2]:8443"
-    last = Attempt(b"b" * 16, 100.3, 0.0, b"/a", (b"GET", True, peer, "ns/other", peer.decode(), 503, ""))
+    last = (b"b" * 16, 100.3, 0.0, b"/a", (b"GET", True, peer, "ns/other", peer.decode(), 503, ""))
     read = spans_of(exchange(attempts=[first, last]))
     whole, one, two = read.spans
     assert [each.parent_span_id.hex() for each in (whole, one, two)] == ["", SPAN, SPAN]
@@ -119,7 +118,7 @@ def test_a_method_of_a_client_is_no_name_but_an_attribute():
 
 
 def test_what_a_policy_adds_stands_in_every_span():
-    attempt = Attempt(b"a" * 16, 100.0, 0.0, b"/", (b"GET", False, b"", "-", "", 200, ""))
+    attempt = (b"a" * 16, 100.0, 0.0, b"/", (b"GET", False, b"", "-", "", 200, ""))
     settings = SpanSettings("egress call", (("env", "prod"),), (("verb", "http.request.method"), ("x", "not.known")))
     read = spans_of(exchange(settings=settings, headers=[("user", "ünï".encode())], attempts=[attempt]))
     assert [each.name for each in read.spans] == ["egress call", "GET"]
@@ -140,11 +139,20 @@ def test_what_filters_say_of_models_becomes_attributes():
 
 
 def test_the_shared_part_of_spans_is_encoded_once():
-    encoder = Encoder(Envelope({}))
+    encoder = Encoder({}, "1")
     batch = [exchange(path=b"/%d" % each) for each in range(3)]
-    read = read_request(encoder.request(batch)[0])
+    read = read_request(encoder.request([encoder.encoded(each) for each in batch])[0])
     assert [read.attributes(each)["url.path"] for each in read.spans] == ["/0", "/1", "/2"]
     assert len(encoder._exchanges) == 1
+
+
+def test_what_is_kept_of_spans_is_bounded(monkeypatch):
+    encoder = Encoder({}, "1")
+    attempt = (b"a" * 16, 100.0, 0.0, b"/" + b"x" * 200, (b"GET", False, b"a.example", "-", "", 200, ""))
+    first = encoder.encoded(exchange(path=b"/" + b"x" * 200, attempts=[attempt]))
+    assert not encoder._paths
+    assert not encoder._attempts
+    assert first.data == encoder.encoded(exchange(path=b"/" + b"x" * 200, attempts=[attempt])).data
 
 
 def test_long_text_is_cut():
@@ -183,7 +191,7 @@ def test_text_that_is_no_utf8_is_no_reason_to_refuse_a_batch():
 
 def test_an_answer_that_was_not_good_enough_ends_with_the_next_attempt():
     facts = (b"GET", False, b"a", "-", "", 503, "")
-    attempts = [Attempt(b"a" * 16, 100.1, 0.0, b"/", facts), Attempt(b"b" * 16, 100.3, 0.0, b"/", facts)]
+    attempts = [(b"a" * 16, 100.1, 0.0, b"/", facts), (b"b" * 16, 100.3, 0.0, b"/", facts)]
     whole, first, last = spans_of(exchange(attempts=attempts)).spans
     assert first.end_time_unix_nano == last.start_time_unix_nano
     assert last.end_time_unix_nano == whole.end_time_unix_nano

@@ -32,6 +32,8 @@ EARLY_S: Final = 60.0
 AGAIN_S: Final = 5.0
 #: Scopes that a server may ask for later.
 MAX_SCOPES: Final = 50
+#: What may be under way for one caller at once: each has a file open, and waits for the lock of the caller.
+MAX_UNDER_WAY: Final = 8
 #: Callers whose token is held in memory.
 MAX_CACHED: Final = 4096
 #: Error codes of a token endpoint for which no later attempt helps (RFC 6749 section 5.2).
@@ -66,7 +68,7 @@ class CallerTokens:
     _count: Callable[[str], None]
     _cache: dict[str, tuple[Stamp, Held | None]] = field(default_factory=dict)
     _renewals: dict[str, asyncio.Task[Held | None]] = field(default_factory=dict)
-    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _tasks: dict[asyncio.Task[Any], str] = field(default_factory=dict)  # and whose
     _failures: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     # --- use -------------------------------------------------------------------------------------------------------
@@ -98,20 +100,25 @@ class CallerTokens:
     async def _renewed(self, caller: str, refused: SecretBytes | None) -> Held | None:
         task = self._renewals.get(caller)
         if task is None:
-            task = self._renewals[caller] = self._begun(self._renew(caller, refused))
+            task = self._renewals[caller] = self._begun(caller, self._renew(caller, refused))
             task.add_done_callback(lambda _done: self._renewals.pop(caller, None))
         found = await asyncio.shield(task)
         return await self._renewed(caller, refused) if found is not None and found.line == refused else found
 
-    def _begun(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Work that goes on if its client leaves: codes and refresh tokens are used once, and must not be lost."""
+    def _begun(self, caller: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Work that goes on if its client leaves: codes and refresh tokens are used once, and must not be lost. Raises
+        FetchError where too much is under way for this caller.
+        """
+        if sum(each == caller for each in self._tasks.values()) >= MAX_UNDER_WAY:
+            work.close()
+            raise FetchError(f"{MAX_UNDER_WAY} requests of this caller are under way: try again")
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = caller
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if not task.cancelled():
             task.exception()  # the client that waits gets it
 
@@ -143,7 +150,7 @@ class CallerTokens:
         tokens = entry["tokens"]
         try:
             server = await self._find_server()
-            client = self._registration(entry, server)
+            client = self._registration(tokens, server)
             if client is None or tokens["issuer"] != server.issuer:
                 return await self._drop(caller, entry, "dropped")
             fresh = await self._client.by_refresh(server, client, tokens["refresh"])
@@ -156,12 +163,15 @@ class CallerTokens:
             self._failures[caller] = time.time() + AGAIN_S, str(error)
             raise
         self._count("refreshed")
-        return await self._keep(caller, entry, server, fresh)
+        return await self._keep(caller, entry, server, fresh, tokens["client"])
 
     async def widen(self, caller: str, scopes: tuple[str, ...]) -> None:
         """Have the next authorization ask for these scopes, too, beside those that were asked for before. Raises
         FetchError.
         """
+        await asyncio.shield(self._begun(caller, self._widen(caller, scopes)))
+
+    async def _widen(self, caller: str, scopes: tuple[str, ...]) -> None:
         async with self._store.locked(caller):
             entry = self._store.read(caller)
             known = tuple(entry.get("scopes", ()))
@@ -173,19 +183,19 @@ class CallerTokens:
     # --- authorization ---------------------------------------------------------------------------------------------
     async def begin(self, caller: str) -> str:
         """Where the caller's browser goes to allow access. Raises FetchError."""
-        return await asyncio.shield(self._begun(self._begin(caller)))
+        return await asyncio.shield(self._begun(caller, self._begin(caller)))
 
     async def finish(self, caller: str, query: str) -> None:
         """Take what the authorization server has sent the browser back with, once. Raises AuthorizationRefused,
         FetchError.
         """
-        await asyncio.shield(self._begun(self._finish(caller, query)))
+        await asyncio.shield(self._begun(caller, self._finish(caller, query)))
 
     async def forget(self, caller: str) -> bool:
         """Drop the tokens of this caller, and have the authorization server end them. False: there are none. Raises
         FetchError for tokens that are dropped here and may live on there.
         """
-        return await asyncio.shield(self._begun(self._forget(caller)))
+        return await asyncio.shield(self._begun(caller, self._forget(caller)))
 
     async def _begin(self, caller: str) -> str:
         found = await self._find_server()
@@ -230,7 +240,7 @@ class CallerTokens:
                 why = f" ({shown})" if _ERROR_CODE.fullmatch(shown) else ""
                 raise AuthorizationRefused(f"The authorization server did not give access{why}.")
             tokens = await self._client.by_code(server, client, code, found["verifier"])
-            await self._keep(caller, {**entry, "pending": []}, server, tokens)
+            await self._keep(caller, {**entry, "pending": []}, server, tokens, entry.get("client"))
         self._count("authorized")
 
     async def _forget(self, caller: str) -> bool:
@@ -242,14 +252,14 @@ class CallerTokens:
             # The registration stays: who drops and begins again and again does not register the gateway each time.
             await self._drop(caller, {**entry, "pending": []}, "revoked")
         server = await self._find_server()
-        client = self._registration(entry, server)
+        client = self._registration(tokens, server)
         if client is not None and tokens["issuer"] == server.issuer:
             await self._client.revoke(server, client, tokens["refresh"] or tokens["access"])
         return True
 
     # --- entries ---------------------------------------------------------------------------------------------------
     def _registration(self, entry: Entry, server: ServerMetadata) -> Registration | None:
-        """The gateway as a client of this server; None: it has to be registered."""
+        """The gateway as a client of this server, by the entry or for its tokens; None: it has to be registered."""
         if self._client.registration is not None:
             return self._client.registration
         kept = dict(entry.get("client") or {})
@@ -259,11 +269,13 @@ class CallerTokens:
         client = Registration(**kept)
         return None if client.is_over else client
 
-    async def _keep(self, caller: str, entry: Entry, server: ServerMetadata, tokens: Tokens) -> Held | None:
+    async def _keep(
+        self, caller: str, entry: Entry, server: ServerMetadata, tokens: Tokens, client: Entry | None
+    ) -> Held | None:
         now = time.time()
         kept = {
             "access": tokens.access.reveal().decode("ascii"), "refresh": tokens.refresh, "issuer": server.issuer,
-            "since": now, "ends": now + tokens.life_s,
+            "since": now, "ends": now + tokens.life_s, "client": client,
         }  # fmt: skip
         await self._store.write(caller, {**entry, "tokens": kept})
         return _held({"tokens": kept})

@@ -96,7 +96,7 @@ class McpAuthorizationConfig(FilterConfig):
 
     `resource` is the URL of the server, as it names itself. `metadataRef` is the Backend with its metadata (RFC 9728),
     usually the one with this filter. The issuer is the first that this metadata names and `authorizationServers` has;
-    without metadata the first of `authorizationServers`. No other server is ever asked.
+    without metadata, and with a `clientId`, the first of `authorizationServers`. No other server is ever asked.
 
     Without `clientId` the gateway registers itself (RFC 7591), anew for each client. Tokens are in files of
     `stateFolder`, which all workers share; with `encryptionKeyRef`, a text of 32 bytes or more, they are encrypted.

@@ -67,7 +67,9 @@ class Discovery:
         self._resource = config.resource
         self._url = parse_url(config.resource)
         self._scopes = config.scopes
-        self._issuers = tuple(each.url for each in config.authorization_servers)
+        # What another server has registered is not shown to one that the metadata chooses (RFC 9700 section 4.4).
+        usable = config.authorization_servers[:1] if config.client_id else config.authorization_servers
+        self._issuers = tuple(each.url for each in usable)
         self._calls = {
             parse_url(each.url).origin: context.calls.get(each.backend_ref.label)
             for each in reversed(config.authorization_servers)
@@ -104,7 +106,7 @@ class Discovery:
             shown = ", ".join(_shown(each) for each in named[:5])
             raise FetchError(
                 f"{self._resource} names other authorization servers than authorizationServers: {shown}; add the one"
-                " that you trust, with its Backend"
+                " that you trust, with its Backend; one with `clientId` stands first"
             )
         return None
 

@@ -66,8 +66,8 @@ class TokenFilter(Filter, ABC):
         self._resource = config.resource
         self._is_loopback = url.scheme == "http"
         plaintext = self._is_loopback or config.allow_plaintext
-        hosts = () if plaintext else (url.host,)
-        self._binding = BackendBinding(Binding(hosts), context.name, context.source, allow_plaintext=plaintext)
+        bound = Binding(() if plaintext else (url.host,), path_prefix=url.path.rstrip("/"))
+        self._binding = BackendBinding(bound, context.name, context.source, "resource", allow_plaintext=plaintext)
         self._cut = client_credentials(CREDENTIAL_FIELDS)
         self._client = TokenClient(context)
         self._sent: StateSlot[SecretBytes] = StateSlot("mcp token")
@@ -271,6 +271,9 @@ class CallerToken(TokenFilter):
 
     def forecast(self, exchange: Exchange) -> None:
         """Raises what the client gets until its user has allowed access."""
+        if exchange.path == self._path:
+            self._caller(exchange)
+            return
         self._check(exchange)
         try:
             if self._tokens.held(self._caller(exchange)) is None:
@@ -282,11 +285,13 @@ class CallerToken(TokenFilter):
         self._server.close()
 
     def _caller(self, exchange: Exchange) -> str:
-        """Raises Denied (403) for a client that is not known: nobody's tokens are those of all."""
-        name = exchange.identity.name
+        """Raises Denied (403) for a client that is not known: nobody's tokens are those of all. One whom another
+        gateway does not know has the name of that.
+        """
+        identity, name = exchange.identity, exchange.identity.name
         if self._lacks_key:
             raise self._missing(exchange, "the Secret of encryptionKeyRef is missing")
-        if name == "-":
+        if name == "-" or (identity.origin_gateway != "-" and identity.source != "gateway"):
             raise Denied(
                 Reason.AUTHORIZATION_REQUIRED,
                 f"backend {exchange.backend} needs a token of each client, and the gateway does not know this one",
@@ -307,6 +312,9 @@ class CallerToken(TokenFilter):
         """
         caller = self._caller(exchange)
         method, (_, _, query) = exchange.method, exchange.request.path.partition(b"?")
+        fetched = exchange.request.fields.get(b"sec-fetch-dest")
+        if method == b"GET" and fetched not in (b"document", None):  # Fetch Metadata: an image of another page, say
+            return _page(403, "This page is for users: open it by itself.")
         try:
             if method == b"DELETE" and not query:
                 was_there = await self._tokens.forget(caller)

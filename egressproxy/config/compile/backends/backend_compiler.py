@@ -92,14 +92,15 @@ class BackendCompiler:
         if not source.NAMESPACED and key[:2] in KNOWN_KINDS and self._resources.get(*key) is None:
             raise self._references.not_found("BackendNotFound", *key, kinds=KNOWN_KINDS, needs_grant=False)
         is_stream = isinstance(source, TlsRoute | TcpRoute)
-        return self._resolved(key, getattr(ref, "port", None), protocols, is_stream=is_stream)
+        problem = _NO_GRPC if protocols is supported_features.GRPC_PROTOCOLS else "is not supported yet"
+        return self._resolved(key, getattr(ref, "port", None), protocols, problem, is_stream=is_stream)
 
     def _resolve_grpc(self, source: Resource, ref: Reference) -> ResolvedBackend:
         """The backend as a GRPCRoute reaches it: where it does not say what it speaks, that is HTTP/2."""
         key = self.target_key(source, ref)
         self._references.check_permitted(source, ref, key[1])
         port, protocols = getattr(ref, "port", None), supported_features.GRPC_PROTOCOLS
-        found = self._resolved(key, port, protocols, "carries no gRPC: write GRPC")
+        found = self._resolved(key, port, protocols, _NO_GRPC)
         if found.spec.protocol is not Protocol.HTTP:
             return found
         made = self._with_http2.get(id(found))  # results live as long as this compiler
@@ -353,6 +354,7 @@ class BackendCompiler:
         return self._services.backend(*service[2:], port, is_secured=is_secured)
 
 
+_NO_GRPC = "carries no gRPC: write GRPC"
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"
 
 

@@ -141,10 +141,12 @@ def config_problems(
 
 
 def first_error(error: ValidationError) -> str:
-    """The first fault in one line: field and reason."""
-    detail = error.errors(include_url=False, include_input=False)[0]
+    """The first fault in one line: field and reason. Of values only numbers are shown."""
+    detail = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in detail["loc"])
     message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] in ("greater_than_equal", "less_than_equal"):
+        message = "{} ({})".format(*explain(detail, object, (), str(detail["input"]), False))
     return f"{where}: {message}" if where else message
 
 

@@ -64,6 +64,11 @@ class ExtensionFaults:
         """A backend that a filter cannot call; `path` is its field."""
         self.unresolved[unresolved.reason, f"{path}: {unresolved.with_hint}; filters that call the backend fail"] = None
 
+    def note_own_backend(self, path: str) -> None:
+        """A credential that would be fetched from the Backend that needs it; `path` is its field."""
+        sentence = f"{path}: the filter cannot ask its own Backend: name another one; requests are refused"
+        self.unresolved["UnsupportedValue", sentence] = None
+
     def note_token_endpoint(self, name: str, path: str) -> None:
         """A token endpoint that no policy lets have the tokens of clients; `path` is its field."""
         sentence = f"{path}: no policy names {name} in identity.token.exchangeAt, so that requests are refused"

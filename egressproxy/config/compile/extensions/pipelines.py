@@ -129,6 +129,8 @@ class Pipelines:
         if found is None:
             elsewhere = f"{filter_type} names an object of the route's namespace"
             hint = self._references.suggestions.remedy(*key, elsewhere)
+            if filter_type == "PayloadProcessingRef" and self._resources.get(*_PIPELINE, *key[2:]) is not None:
+                hint = f"one of {OUR_GROUP} is there: name it in an ExtensionRef with group: {OUR_GROUP}"
             raise ExtensionRefNotFound(f"filter {filter_type}: {named} does not exist{f' ({hint})' if hint else ''}")
         if not isinstance(found, PayloadProcessingPipeline | PublishedPipeline):
             if attachment.level != ROUTE_LEVEL:

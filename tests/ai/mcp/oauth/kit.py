@@ -150,7 +150,9 @@ def made(config, login=None, server=None, secrets=None, metrics=None, notices=No
 def exchange(target="/tools", *lines, caller="alice", method="POST", origin=ORIGIN, scheme=b"https") -> Exchange:
     identity = CallerIdentity(name=caller, source="basic") if caller else CallerIdentity()
     x = Exchange("192.0.2.1:1", "agents/gw", "l", 0.0, identity)
-    x.request = RequestHead(method.encode(), target.encode(), Fields.of(lines))
+    path, mark, query = target.partition("?")
+    sent_as = "/mcp" if path == "/tools" else path  # by `path` of the backend's `mcp`
+    x.request = RequestHead(method.encode(), f"{sent_as}{mark}{query}".encode(), Fields.of(lines))
     x.method, x.path, x.scheme = method.encode(), target.partition("?")[0].encode(), scheme
     x.authority = Authority("gw.example", 443 if scheme == b"https" else 80)
     x.backend, x.backend_is_secure, x.backend_origin = "agents/tools", origin.is_secure, origin

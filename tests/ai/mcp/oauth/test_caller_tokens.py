@@ -12,6 +12,8 @@ import pytest
 from egressproxy.ai.mcp.oauth import caller_tokens
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import CredentialRenewed, UnusableReference
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import CALLERS_OWN
 from egressproxy.telemetry.event_aggregator import EventAggregator
 from egressproxy.telemetry.filter_meter import FilterMetrics
 from tests.ai.mcp.oauth.kit import (
@@ -54,7 +56,8 @@ async def test_the_user_allows_access_once_and_the_token_is_that_callers_alone(t
     error = await refused(filter)
     assert (error.status, "open https://gw.example/tools/oauth in a browser" in error.message) == (403, True)
     await authorized(filter, login)
-    assert token(await sent(filter, exchange("/tools", (b"Authorization", b"Bearer mine")))) == b"Bearer tok-1"
+    x = await sent(filter, exchange("/tools", (b"Authorization", b"Bearer mine")))
+    assert (token(x), CALLERS_OWN in x.state) == (b"Bearer tok-1", True)
     await refused(filter, "bob")
     await authorized(filter, login, "bob")
     assert token(await sent(filter, exchange(caller="bob"))) == b"Bearer tok-2"
@@ -306,6 +309,7 @@ async def test_explain_says_what_a_caller_gets(tmp_path):
     filter = made(by_code(tmp_path), login)
     with pytest.raises(Denied, match="has to be allowed once"):
         filter.forecast(exchange())
+    filter.forecast(exchange("/tools/oauth", method="GET"))
     await authorized(filter, login)
     filter.forecast(exchange())
     filter.close()
@@ -372,6 +376,23 @@ async def test_a_user_is_asked_again_for_scopes_that_a_token_lacks(tmp_path):
     filter.close()
 
 
+async def test_a_token_is_refreshed_and_revoked_by_the_client_that_has_got_it(tmp_path, monkeypatch):
+    """A server that asks for more, and a user who does not allow it, cost nobody the token that is there."""
+    login = Login()
+    filter = made(by_code(tmp_path), login)
+    await authorized(filter, login)
+    with pytest.raises(Denied):
+        await answered(filter, await sent(filter), 403, LACKS)
+    await begun(filter)  # as another client, for the further scopes
+    now = time.time
+    monkeypatch.setattr(caller_tokens.time, "time", lambda: now() + 3550)
+    assert token(await sent(filter)) == b"Bearer tok-2"
+    assert login.forms[-1][0]["client_id"] == "client-0"
+    assert (await page(filter, method="DELETE")).status == 204
+    assert login.ended == ["ref-2"]
+    filter.close()
+
+
 async def test_an_operators_scopes_are_not_widened(tmp_path):
     login = Login()
     filter = made(by_code(tmp_path, scopes=["read"]), login)
@@ -380,4 +401,82 @@ async def test_an_operators_scopes_are_not_widened(tmp_path):
     await answered(filter, x, 403, LACKS)
     assert b"www-authenticate" not in x.response.fields
     assert "write" not in await begun(filter)
+    filter.close()
+
+
+async def test_clients_that_another_gateway_does_not_know_share_no_token(tmp_path):
+    """They are known as that gateway: what one of their users allows would be for all of them."""
+    login = Login()
+    filter = made(by_code(tmp_path), login)
+    x = exchange()
+    x.identity = CallerIdentity(name="gateway-b", source="token", origin_client="10.0.0.1", origin_gateway="b/gw")
+    with pytest.raises(Denied, match="does not know this one"):
+        await sent(filter, x)
+    x.identity = CallerIdentity(name="b/gw#ann", source="gateway", origin_client="10.0.0.1", origin_gateway="b/gw")
+    with pytest.raises(Denied, match="has to be allowed once"):
+        await sent(filter, x)
+    filter.close()
+
+
+async def test_what_one_caller_begins_at_once_is_bounded(tmp_path):
+    """Each waits for the lock of the caller with a file open, also behind a client that has left."""
+    login = Login()
+    filter = made(by_code(tmp_path), login)
+    async with filter._tokens._store.locked("alice"):
+        before = len(os.listdir("/proc/self/fd"))
+        going = [asyncio.create_task(page(filter)) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        assert len(os.listdir("/proc/self/fd")) - before <= caller_tokens.MAX_UNDER_WAY
+        for each in going:
+            each.cancel()
+        refused = await asyncio.gather(*going, return_exceptions=True)
+        assert any(isinstance(each, GatewayFault) and "under way" in each.detail for each in refused)
+        with pytest.raises(GatewayFault):
+            await page(filter)  # they go on
+    await until(lambda: not filter._tokens._tasks)
+    await begun(filter)
+    filter.close()
+
+
+async def test_a_client_that_leaves_while_scopes_are_kept_does_not_end_the_lock(tmp_path, monkeypatch):
+    """Another worker could else write beside it, and a refresh token that has just been rotated be lost."""
+    login = Login()
+    filter = made(by_code(tmp_path), login)
+    await authorized(filter, login)
+    store, writing = filter._tokens._store, asyncio.Event()
+    opened, write = asyncio.Event(), type(store).write
+
+    async def slow(self, caller, entry):
+        writing.set()
+        await opened.wait()
+        await write(self, caller, entry)
+
+    monkeypatch.setattr(type(store), "write", slow)
+    going = asyncio.create_task(answered(filter, await sent(filter), 403, LACKS))
+    await writing.wait()
+    going.cancel()
+    await asyncio.wait([going])
+    entered = asyncio.create_task(_entered(store))
+    await asyncio.sleep(0.06)
+    assert not entered.done()
+    opened.set()
+    assert (await entered)["scopes"] == ["write", "files:read"]
+    filter.close()
+
+
+async def _entered(store):
+    async with store.locked("alice"):
+        return store.read("alice")
+
+
+@pytest.mark.parametrize(
+    ("method", "loaded_as", "status"),
+    [("GET", b"image", 403), ("GET", b"empty", 403), ("GET", b"iframe", 403), ("GET", b"document", 302),
+     ("DELETE", b"empty", 404)],
+)  # fmt: skip
+async def test_what_another_page_only_loads_begins_nothing(tmp_path, method, loaded_as, status):
+    """An image of a page elsewhere would begin and end an authorization unseen, at a server that asks only once."""
+    filter = made(by_code(tmp_path))
+    answer = await filter.backend_request(exchange("/tools/oauth", (b"Sec-Fetch-Dest", loaded_as), method=method))
+    assert answer.status == status
     filter.close()

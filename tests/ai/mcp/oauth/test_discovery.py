@@ -17,6 +17,7 @@ from tests.ai.mcp.oauth.kit import (
     OWN,
     RESOURCE,
     SERVERS,
+    TOOLS,
     Login,
     Server,
     answered,
@@ -142,6 +143,36 @@ async def test_a_token_goes_to_no_other_host(origin):
     with pytest.raises(Denied):
         filter.forecast(exchange(origin=origin))
     filter.close()
+
+
+@pytest.mark.parametrize("path", ["/other/mcp", "/mcp2", "/mcp/../other", "/mcp/%2e%2e/other", "/", "/other?/mcp"])
+async def test_a_token_goes_to_no_other_server_of_the_host(path):
+    """The client says the path: of a host with many servers another one would get the gateway's token."""
+    filter = made(OWN, login := Login())
+    x = exchange(path)
+    with pytest.raises(Denied, match="asked for a path") as refused:
+        await sent(filter, x)
+    assert (token(x), login.asked, refused.value.reason) == (None, [], Reason.CREDENTIAL_NOT_BOUND)
+    assert "correct resource in the filter's config" in refused.value.remedy
+    assert token(await sent(filter, exchange("/mcp/x?y"))) == b"Bearer tok-1"
+    filter.close()
+
+
+async def test_the_secret_of_a_client_is_shown_to_the_server_that_has_registered_it_alone():
+    """The MCP server chooses by its metadata: another authorization server would get the secret of the first one."""
+    second = {"url": "https://other.example", "backendRef": TOOLS}
+    server = tools(authorization_servers=["https://other.example"])
+    config = {**OWN, "authorizationServers": [*SERVERS, second]}
+    filter = made(config, login := Login(), server)
+    with pytest.raises(GatewayFault) as refused:
+        await sent(filter)
+    assert "add the one that you trust" in refused.value.detail
+    assert (login.asked, len(server.asked)) == ([], 1)
+    server.documents["/.well-known/oauth-protected-resource/mcp"]["authorization_servers"].append(ISSUER)
+    later = made(config, login, server)
+    assert token(await sent(later)) == b"Bearer tok-1"
+    filter.close()
+    later.close()
 
 
 async def test_a_loopback_resource_without_tls_is_on_this_machine():

@@ -107,3 +107,14 @@ spec:
     assert (resolved["status"], resolved["reason"]) == ("False", "BackendNotFound")
     assert "spec.extensions[0].config.routes[0].exclude[0]: no backend default/plian exists" in resolved["message"]
     assert "routes[0].backend:" not in resolved["message"]
+
+
+def test_status_says_that_a_credential_cannot_be_fetched_from_the_backend_that_needs_it():
+    endpoint = "{backendRef: {group: egressproxy.io, kind: Backend, name: plain}}"
+    config = f"{{oauth2: {{tokenEndpoint: {endpoint}, authentication: TokenFile, tokenFile: /t, clientId: c}}}}"
+    own = PLAIN + f"  extensions: [{{name: key, type: 'egressproxy.io/CredentialInjector:v1', config: {config}}}]\n"
+    made = compile_valid(load_text("---".join((REVERSE, own, ROUTE)), "test.yaml"), Catalog(), Defaults())
+    status = next(status for key, status in made.statuses.items() if key[1] == "Backend")
+    (resolved,) = (each for each in status["conditions"] if each["type"] == "ResolvedRefs")
+    assert (resolved["status"], resolved["reason"]) == ("False", "UnsupportedValue")
+    assert "config.oauth2.tokenEndpoint.backendRef: the filter cannot ask its own Backend" in resolved["message"]

@@ -329,13 +329,16 @@ def test_a_secret_of_some_callers_is_told_with_its_entry_and_needs_a_grant():
         assert dict(found.secrets).keys() == {"key/"}
 
 
-@pytest.mark.parametrize(("at", "is_named"), [("[plain]", True), ("[other/plain]", False), ("[]", False)])
+@pytest.mark.parametrize(("at", "is_named"), [("[idp]", True), ("[other/idp]", False), ("[]", False)])
 def test_a_token_endpoint_that_no_policy_names_is_told(at: str, is_named: bool):
-    ref = "{group: egressproxy.io, kind: Backend, name: plain}"
+    idp = PLAIN.replace("name: plain", "name: idp")
+    ref = "{group: egressproxy.io, kind: Backend, name: idp}"
     exchange = f"tokenExchange: {{tokenEndpoint: {{backendRef: {ref}}}, audience: [a]}}"
     issuer = "{issuer: a, audiences: [b], jwksURI: 'https://a.example/keys'}"
     theirs = policy(f"identity: {{token: {{issuers: [{issuer}], exchangeAt: {at}}}}}")
-    told = of_object(compiled(REVERSE, ROUTE, injecting(exchange), theirs), "Backend", "default/plain", "ResolvedRefs")
+    told = of_object(
+        compiled(REVERSE, ROUTE, injecting(exchange), theirs, idp), "Backend", "default/plain", "ResolvedRefs"
+    )
     where = "spec.extensions[0].config.tokenExchange.tokenEndpoint.backendRef"
     assert told[0] == str(is_named)
-    assert (f"{where}: no policy names default/plain in identity.token.exchangeAt" in told[2]) is not is_named
+    assert (f"{where}: no policy names default/idp in identity.token.exchangeAt" in told[2]) is not is_named

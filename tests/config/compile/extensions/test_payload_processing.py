@@ -93,9 +93,9 @@ def test_a_pipeline_that_is_not_there_closes_the_rule():
     made = compiled(REVERSE, PLAIN, SERVICE, route(BY_REF), OWN)
     assert rule(made).backends[0].backend is None
     assert of_route(made, "ResolvedRefs")[:2] == ("False", "ExtensionRefNotFound")
-    assert "PayloadProcessingRef: PayloadProcessingPipeline default/guarded does not exist" in of_route(
-        made, "ResolvedRefs"
-    )[2]  # fmt: skip
+    message = of_route(made, "ResolvedRefs")[2]
+    assert "PayloadProcessingRef: PayloadProcessingPipeline default/guarded does not exist (one of egr" in message
+    assert message.endswith("is there: name it in an ExtensionRef with group: egressproxy.io)")
 
 
 def test_a_server_that_is_not_there_is_told_where_it_is_named():

@@ -188,6 +188,7 @@ def test_an_authorization_server_has_to_speak_what_it_is_asked_in(spoken: str, a
     assert (found.backend.backend is not None) is is_used
     reason = ("True", "ResolvedRefs") if is_used else ("False", "UnsupportedProtocol")
     assert of_route(made, "ResolvedRefs")[:2] == reason
+    assert is_used or "carries no gRPC: write GRPC" in of_route(made, "ResolvedRefs")[2]
     assert rule(made).backends[0].backend is not None
 
 
@@ -274,7 +275,7 @@ def test_a_direct_response_needs_the_option_since_its_gep_is_provisional():
 
 @pytest.mark.parametrize(
     ("block", "why"),
-    [("{statusCode: 100}", "statusCode"), ("{statusCode: 204, body: {string: x}}", "204 has no body")],
+    [("{statusCode: 100}", "100 is less than 200"), ("{statusCode: 204, body: {string: x}}", "204 has no body")],
 )
 def test_a_direct_response_that_cannot_be_sent_closes_its_rule(block: str, why: str):
     made = compiled(REVERSE, DIRECT.replace("{statusCode: 410, body: {string: gone}}", block), experimental=True)
