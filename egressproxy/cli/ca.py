@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +17,16 @@ if TYPE_CHECKING:
     from egressproxy.cli.ca_folder import CaFolder
 
 _folder = click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default="egressproxy-ca")
-_NAME = re.compile(r"(?=.{1,253}$)(?:[a-z0-9_](?:[-a-z0-9_]{0,61}[a-z0-9_])?\.)*[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 #: A CA for laboratories and single machines; one that is to live longer is the operator's own.
 _DAYS = 730
 _MAX_DAYS = 3650
 
 
 def _names(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    from egressproxy.gateway.leaf_certificates.minting import DNS_NAME
+
     for value in values:
-        if not _NAME.fullmatch(value):
+        if not DNS_NAME.fullmatch(value):
             raise click.BadParameter(f"{value!r} is no DNS name in lower case: a name stands for all below it, too")
     return values
 

@@ -13,7 +13,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from egressproxy.cli.trust_bundle import pem_of, replace_file
+from egressproxy.config.compile.certificates import dns_constraints
 from egressproxy.gateway.leaf_certificates.minting import MintingError, SigningCa, cross_signed, new_ca
+from egressproxy.model.encoding import rfc3339
 from egressproxy.model.secret import SecretBytes
 
 _CERTIFICATE, _KEY, _TRUSTED = "tls.crt", "tls.key", "ca.crt"
@@ -64,7 +66,7 @@ class CaFolder:
         """A new CA for this one, which with `keeps_old` signs it and stays trusted. Raises CaProblem, OSError."""
         old = self._root()
         life = old.not_valid_after_utc - old.not_valid_before_utc
-        permitted, excluded = self._constraints()
+        permitted, excluded = dns_constraints(self._certificate)
         pem, key = new_ca(_new_name(), time(), max(1, life.days), permitted, excluded)
         shown = pem
         if keeps_old:
@@ -101,13 +103,13 @@ class CaFolder:
     def values(self) -> dict[str, Any]:
         """What there is to be told, nothing of the key."""
         root = self._root()
-        permitted, excluded = self._constraints()
+        permitted, excluded = dns_constraints(self._certificate)
         return {
             "folder": str(self.path),
             "subject": root.subject.rfc4514_string(),
             "sha256": root.fingerprint(hashes.SHA256()).hex(":").upper(),
-            "notBefore": _date(root.not_valid_before_utc),
-            "notAfter": _date(root.not_valid_after_utc),
+            "notBefore": rfc3339(root.not_valid_before_utc.timestamp()),
+            "notAfter": rfc3339(root.not_valid_after_utc.timestamp()),
             "permitted": permitted,
             "excluded": excluded,
             "alsoTrusted": [
@@ -121,17 +123,6 @@ class CaFolder:
         found = (x509.load_pem_x509_certificate(pem.encode()) for pem in self._trusted)
         return next((each for each in found if each.public_key() == key), self._certificate)
 
-    def _constraints(self) -> tuple[list[str], list[str]]:
-        try:
-            found = self._certificate.extensions.get_extension_for_class(x509.NameConstraints).value
-        except x509.ExtensionNotFound:
-            return [], []
-        of_dns = [
-            [each.value for each in subtrees or () if isinstance(each, x509.DNSName)]
-            for subtrees in (found.permitted_subtrees, found.excluded_subtrees)
-        ]
-        return of_dns[0], of_dns[1]
-
     def _write(self, shown: str) -> None:
         """The key first, which nobody but us may read; each file is replaced as a whole."""
         replace_file(self.path / _KEY, self._key.reveal(), 0o600)
@@ -142,7 +133,3 @@ class CaFolder:
 def _new_name() -> str:
     """No two have one name: clients find a CA by it."""
     return f"egressproxy CA {datetime.now(UTC):%Y-%m-%d} {secrets.token_hex(2)}"
-
-
-def _date(when: datetime) -> str:
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -36,18 +36,18 @@ def _expires(_: click.Context, __: click.Parameter, value: str | None) -> str:
     """The end date as `notAfter` has it; "" for none."""
     if not value:
         return ""
-    from egressproxy.identity.api_keys import moment_text
+    from egressproxy.model.encoding import rfc3339
 
     found = _EXPIRES.fullmatch(value)
     if found is not None:
-        return moment_text((datetime.now(UTC) + timedelta(**{_UNITS[found[2]]: int(found[1])})).timestamp())
+        return rfc3339((datetime.now(UTC) + timedelta(**{_UNITS[found[2]]: int(found[1])})).timestamp())
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
         moment = None
     if moment is None:
         raise click.BadParameter(f"{value}: write 30d, 12h, or a time such as 2027-01-31T00:00:00Z")
-    return moment_text((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp())
+    return rfc3339((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp())
 
 
 @command.command("new", short_help="Make a key.")
@@ -193,9 +193,9 @@ def _listed(values: tuple[str, ...]) -> list[str]:
 
 
 def _told(entry: str, key: ApiKeyIR, file: Path) -> dict[str, Any]:
-    from egressproxy.identity.api_keys import moment_text
+    from egressproxy.model.encoding import rfc3339
 
-    ends = "" if key.not_after == inf else moment_text(key.not_after)
+    ends = "" if key.not_after == inf else rfc3339(key.not_after)
     state = f"{'expired' if time() >= key.not_after else 'until'} {ends}" if ends else "without an end"
     return {
         "entry": entry, "client": key.name, "state": state, "notAfter": ends or None, "groups": list(key.groups),

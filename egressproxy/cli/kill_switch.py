@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from egressproxy.cli.asking import ask, token_of
 from egressproxy.cli.options import asking_options, deciding_options
 from egressproxy.cli.styled_lines import near_lines, printable
 from egressproxy.cli.suggestions import listed
+from egressproxy.model.encoding import rfc3339
 
 
 @click.group("kill-switch")
@@ -118,7 +118,7 @@ def _print(found: dict[str, Any], output: str) -> None:
         click.echo(json.dumps(found, indent=2))
         return
     for each in found["killed"]:
-        since = datetime.fromtimestamp(each["since"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        since = rfc3339(each["since"])
         why = f": {printable(each['why'])}" if each["why"] else ""
         click.echo(f"{printable(each['identity'])} since {since}{why}")
     if not found["killed"]:

@@ -50,28 +50,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class TracingDefaults:
-    """For Gateways without a policy, or with one that does not say this. `share`, `parent_share`: as of TracingIR."""
-
-    to: CollectorIR
-    share: float = 1.0
-    parent_share: float | None = 1.0
-
-    @property
-    def tracing(self) -> TracingIR:
-        """How a Gateway without any policy traces."""
-        return TracingIR(self.to, self.share, self.parent_share)
-
-
-@dataclass(frozen=True, slots=True)
 class OtlpSettings:
-    """What is exported without a policy: `collectors` are those of the access log and of metrics.
+    """What is exported without a policy, or with one that does not say this: `traces`, and the `collectors` of the
+    access log and of metrics.
 
     `service_name` and `resource` are for collectors of policies, too. `interval_s` is the time from one export of
     metrics to the next. `warnings` are sentences about ignored values.
     """
 
-    traces: TracingDefaults | None = None
+    traces: TracingIR | None = None
     collectors: tuple[CollectorIR, ...] = ()
     service_name: str = SERVICE_NAME
     resource: tuple[tuple[str, str], ...] = ()
@@ -120,7 +107,7 @@ class _Reader:
         if Signal.METRICS in found:
             interval_s = self._milliseconds("OTEL_METRIC_EXPORT_INTERVAL", interval_s) or DEFAULT_INTERVAL_S
         return OtlpSettings(
-            TracingDefaults(traces, share, parent_share) if traces is not None else None,
+            TracingIR(traces, share, parent_share) if traces is not None else None,
             tuple(found.values()), service_name, tuple(resource.items()), interval_s, tuple(self._warnings),
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import FilterCall
-from egressproxy.filters.settings import CalledBackendRef, SecretRef
+from egressproxy.filters.settings import CalledBackendRef, SecretRef, backend_refs, secret_refs
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange, FilterNote, StateSlot
 from egressproxy.model.fields import Fields
@@ -383,8 +383,9 @@ class FilterType:
             once, where the configuration is compiled, and the process that serves does not import pydantic for it.
         build: makes the filter. Raises UnusableReference, or ValueError or OSError for what refuses the configuration.
         also: phases in which a placed filter runs besides its own (an injector that also masks responses).
-        secret_refs: the Secrets that a config refers to.
-        backend_refs: the backends that a config refers to, each with its field in the config (`judge.backendRef`).
+        secret_refs: the Secrets that a config refers to; by default all SecretRef in it.
+        backend_refs: the backends that a config refers to, each with its field in the config (`judge.backendRef`); by
+            default all CalledBackendRef in it.
         summary: one sentence for `egressproxy filters`.
         revision: what decides, besides the spec, whether an instance is kept across a reload.
         is_shared: its counters are shared by all workers.
@@ -404,8 +405,8 @@ class FilterType:
     config_model: type[Any]
     build: Callable[[FilterContext], Filter]
     also: frozenset[Phase] = frozenset()
-    secret_refs: Callable[[Any], tuple[SecretRef, ...]] = lambda _config: ()
-    backend_refs: Callable[[Any], tuple[tuple[str, CalledBackendRef], ...]] = lambda _config: ()
+    secret_refs: Callable[[Any], tuple[SecretRef, ...]] = secret_refs
+    backend_refs: Callable[[Any], tuple[tuple[str, CalledBackendRef], ...]] = backend_refs
     summary: str = ""
     revision: Callable[[FilterContext], str] = lambda _context: ""
     is_shared: bool = False

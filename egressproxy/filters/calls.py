@@ -96,7 +96,7 @@ class FilterCall(Protocol):
     ) -> CallAnswer:
         """Ask the backend; the answer has at most 1 MiB. Must be awaited in a task, as `async` methods of filters are.
 
-        `path` begins with "/" and may have a query; `fields` are without Host and framing. `exchange` is the exchange
+        `path` begins with "/" and may have a query; `fields` are without Host and framing. `x` is the exchange
         that the call is made for, whose client gets its share of the pools, no more. None: the filter asks for itself.
         Raises CallFailed, also when `timeout_s` seconds are over.
         """

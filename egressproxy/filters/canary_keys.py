@@ -130,6 +130,5 @@ CANARY_KEYS: Final = FilterType(
     config_model=CanaryKeysConfig,
     build=CanaryKeys,
     also=frozenset((Phase.REQUEST_BODY,)),
-    secret_refs=lambda config: config.secret_refs,
     summary="Denies requests that have one of these keys, which open nothing, and tells of them in an Event.",
 )

@@ -30,20 +30,20 @@ class ServerEvent(NamedTuple):
     status: int = 0
 
 
-class Asked(Enum):
+class MessageKind(Enum):
     """The kind of a client's message: without content, with content alone, or the request for a response."""
 
-    NOTHING = 0
+    NO_CONTENT = 0
     CONTENT = 1
-    RESPONSE = 2
+    ASKS_RESPONSE = 2
 
 
 class MessageApi(ABC):
     """What the messages of one API mean. The methods raise Unreadable for unknown messages."""
 
     @abstractmethod
-    def asked(self, message: bytes) -> Work[Asked]:
-        """What this message of a client asks for."""
+    def kind_of(self, message: bytes) -> Work[MessageKind]:
+        """The kind of this message of a client."""
 
     def request_of(self, message: bytes) -> bytes:
         """The body of a request with the content of a message of a client."""
@@ -54,10 +54,10 @@ class MessageApi(ABC):
         return body
 
     def without_content(self, message: bytes) -> bytes:
-        """A message of Asked.NOTHING, as the server gets it."""
+        """A message of MessageKind.NO_CONTENT, as the server gets it."""
         return message
 
-    def aside(self, _message: bytes, *, is_asked: bool) -> bytes | None:
+    def outside_response(self, _message: bytes, *, is_asked: bool) -> bytes | None:
         """For a message of the server that belongs to no response: what the client gets of it, b"" for nothing. None:
         it belongs to the one that `is_asked` for.
         """

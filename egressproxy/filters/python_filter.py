@@ -13,7 +13,6 @@ import sys
 import traceback
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from operator import attrgetter
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
@@ -205,8 +204,6 @@ PYTHON = FilterType(
     config_model=PythonConfig,
     build=load_filter,
     also=frozenset(Phase),
-    secret_refs=attrgetter("secrets"),
-    backend_refs=lambda config: tuple((f"backends[{i}]", ref) for i, ref in enumerate(config.backends)),
     revision=_revision,
     inspect=_inspect,
     summary="A filter of your own: one Python file beside the manifest.",

@@ -11,18 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from egressproxy.ir.policy import FilterSettings
+from egressproxy.ir.policy import FilterSettings, settings_in, spelling
 from egressproxy.model.authority import AuthorityError, parse_host
 from egressproxy.model.fields import TOKEN, VALUE
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
-
-
-def spelling(name: str) -> str:
-    """The name of a field in a manifest: `max_bytes` is `maxBytes`."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 class FilterConfig(FilterSettings):
@@ -131,6 +125,16 @@ class CalledGrpcBackendRef(CalledBackendRef):
     """A reference to a backend that the filter calls over gRPC."""
 
     is_grpc: ClassVar[bool] = True
+
+
+def secret_refs(config: object) -> tuple[SecretRef, ...]:
+    """The Secrets that a config refers to."""
+    return tuple(value for _, value in settings_in(config) if isinstance(value, SecretRef))
+
+
+def backend_refs(config: object) -> tuple[tuple[str, CalledBackendRef], ...]:
+    """The backends that a config refers to, each with its path in a manifest."""
+    return tuple((path, value) for path, value in settings_in(config) if isinstance(value, CalledBackendRef))
 
 
 def _hostname(text: str) -> str:

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from egressproxy.filters.settings import spelling
-from egressproxy.ir.policy import FieldFault
+from egressproxy.ir.policy import FieldFault, spelling
 
 _SCHEMAS: Final[dict[type[Any], dict[str, Any]]] = {}
 

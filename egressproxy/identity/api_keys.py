@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import sha256
 from math import inf
 from typing import Any, Final
@@ -153,11 +153,6 @@ def _moment(record: Mapping[str, Any]) -> float:
     if found is None or found.tzinfo is None:
         raise MalformedRecord("notAfter is no time such as 2027-01-31T00:00:00Z") from None
     return found.timestamp()
-
-
-def moment_text(seconds: float) -> str:
-    """As `notAfter` has it."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # --- requests --------------------------------------------------------------------------------------------------------

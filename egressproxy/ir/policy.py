@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from ipaddress import IPv4Network, IPv6Network
-from typing import Final
+from typing import Any, Final
 
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.name_server import DEFAULT_ANSWERS, NameServerIR
@@ -277,6 +278,27 @@ class FilterSettings:
     """Base of the configs of built-in filters: frozen dataclasses of plain values, in `filters`."""
 
     __slots__ = ()
+
+
+@cache
+def spelling(name: str) -> str:
+    """The name of a field in a manifest: `max_bytes` is `maxBytes`."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def settings_in(config: Any, path: str = "") -> Iterator[tuple[str, object]]:
+    """Everything inside the config of a filter, with its path in a manifest, as in `callers[0].secretRef`."""
+    parts: Iterable[tuple[str, object]] = ()
+    if isinstance(config, tuple):
+        parts = ((f"{path}[{at}]", each) for at, each in enumerate(config))
+    elif is_dataclass(config):
+        before = f"{path}." if path else ""
+        parts = ((before + spelling(each.name), getattr(config, each.name)) for each in fields(config))
+    for name, value in parts:
+        yield name, value
+        if value and not isinstance(value, str | int):
+            yield from settings_in(value, name)
 
 
 class FieldFault(ValueError):

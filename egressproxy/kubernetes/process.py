@@ -15,7 +15,6 @@ import time
 import zlib
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +26,7 @@ from egressproxy.kubernetes.lease import StatusLeases
 from egressproxy.kubernetes.object_store import StoredObject, lines
 from egressproxy.kubernetes.saved_objects import SavedObjects, save, saved
 from egressproxy.kubernetes.status_writer import StatusWriter, gateway_status
+from egressproxy.model.encoding import rfc3339
 from egressproxy.model.published_object import Key
 from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory
@@ -95,7 +95,7 @@ class _SourceProcess:
         self._published = PublishedConfiguration()
         self._events: EventWriter | None = None
         self._is_leading = False
-        self._began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._began = rfc3339(time.time())
         self._holder = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
 
     async def serve(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,18 +15,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 from egressproxy.kubernetes.object_store import StoredObject, lines
 from egressproxy.model.published_object import Key
-from egressproxy.processes.durable_file import replace_file
+from egressproxy.model.sealing import WrongKey, seal, unseal
+from egressproxy.net.durable_file import replace_file
 
 log = logging.getLogger(__name__)
 
 FILE: Final = ".cluster-objects"
 _FORMAT: Final = 1
-_NONCE_BYTES: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +43,7 @@ def save(
     head = {"format": _FORMAT, "places": dict(places), "encrypted": key_file is not None}
     line = json.dumps(head).encode()
     if key_file is not None:
-        nonce = os.urandom(_NONCE_BYTES)
-        data = nonce + AESGCM(_key(key_file)).encrypt(nonce, data, line)
+        data = seal(_key(key_file), data, line)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_file(folder / FILE, line + b"\n" + data)
 
@@ -66,12 +61,12 @@ def saved(folder: Path, key_file: Path | None) -> SavedObjects | None:
         if key_file is not None and not head["encrypted"]:
             raise ValueError("it is not encrypted, although --state-key is given")
         if key_file is not None:
-            data = AESGCM(_key(key_file)).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], line)
+            data = unseal(_key(key_file), data, line)
         zlib.decompress(data)
         return SavedObjects(data, {str(scope): str(place) for scope, place in head["places"].items()})
     except FileNotFoundError:
         return None
-    except InvalidTag:
+    except WrongKey:
         log.warning("%s is not used: it was written with another --state-key, or changed", target)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
         log.warning("%s is not used: %s", target, error)

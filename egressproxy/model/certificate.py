@@ -5,10 +5,10 @@ loader process parses them; serving processes have only these figures.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from egressproxy.model.encoding import rfc3339
 from egressproxy.model.secret import SecretBytes
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ class Validity(NamedTuple):
         whose = f"{_WORDS[self.use]} of {self.kind} {name}"
         match self.state(now_s):
             case CertificateState.EXPIRED if self.use is CertificateUse.CRL:
-                return f"the {whose} should have been replaced on {_date(self.last_s)}: {_OUT_OF_DATE}; {_REMEDY}"
+                return f"the {whose} should have been replaced on {rfc3339(self.last_s)}: {_OUT_OF_DATE}; {_REMEDY}"
             case CertificateState.EXPIRED:
-                return f"the {whose} has expired on {_date(self.last_s)}: {_REMEDY}"
+                return f"the {whose} has expired on {rfc3339(self.last_s)}: {_REMEDY}"
             case CertificateState.NOT_YET_VALID:
-                return f"the {whose} is not valid before {_date(self.not_before_s)}: wait, or look at the clock"
+                return f"the {whose} is not valid before {rfc3339(self.not_before_s)}: wait, or look at the clock"
             case CertificateState.LATE:
                 left = _duration(self.last_s - now_s)
-                return f"the {whose} expires in {left}, on {_date(self.last_s)}: {_REMEDY}"
+                return f"the {whose} expires in {left}, on {rfc3339(self.last_s)}: {_REMEDY}"
         return ""
 
     def next_change_s(self, now_s: float) -> float:
@@ -98,10 +98,6 @@ def _duration(seconds: float) -> str:
     if seconds >= 2 * _DAY_S:
         return f"{seconds / _DAY_S:.1f} days"
     return f"{seconds / 3600:.1f} hours" if seconds >= 7200.0 else f"{seconds / 60:.1f} minutes"
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def why_not_a_ca(certificate: x509.Certificate) -> str:

@@ -20,6 +20,15 @@ def opened_anew(descriptor: int) -> int:
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
 
+def try_lock(descriptor: int) -> bool:
+    """Whether nobody has held the lock of this file, and this opening holds it now. Raises OSError."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 class FileLock:
     """A context that one process at a time is in; entering blocks. The object lasts as long as its process.
     `descriptor`: of the same `memory_file` in each; it may be closed then.

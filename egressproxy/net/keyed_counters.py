@@ -36,6 +36,8 @@ _KNOWN: Final = 4096
 _SHORT: Final = 256
 #: The most unused tables that are kept.
 LATEST: Final = 512
+#: Rounding in sums of intervals.
+_ROUNDING: Final = 1e-6
 _PAIR: Final = Struct("=qq")
 _NO_LOCK: Final = nullcontext()
 
@@ -148,6 +150,18 @@ class KeyedCounters:
             begin = (found - 2) * 8
             self._known[name] = (self._bytes[begin : begin + KEY_BYTES], key, found)
         return found
+
+    def take_token(self, text: bytes, now: float, limit: int, interval_s: float) -> float:
+        """Take a token from the bucket of this text: it holds `limit`, and gets one more each `interval_s` seconds.
+        Returns 0.0, or the seconds until there is one. The entry's `until` is when the bucket is full.
+        """
+        with self.lock:
+            at = self.find_text(text, now)
+            until = max(self.cells[at], now)
+            wait_s = until - now - interval_s * (limit - 1 + _ROUNDING)
+            if wait_s <= 0.0:
+                self.cells[at] = until + interval_s
+            return max(0.0, wait_s)
 
     def is_shared_entry(self, at: int) -> bool:
         """Whether `at` is the overflow entry of all keys without room."""

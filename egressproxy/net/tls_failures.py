@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.backend import BackendTlsIR
+from egressproxy.model.encoding import rfc3339
 
 #: The name of a TlsStream's TlsExpectation in `get_extra_info`.
 TLS_EXPECTATION: Final = "tls_expectation"
@@ -300,9 +301,9 @@ def _certificate_words(
     if code == _EXPIRED and (end := _seconds(leaf, "notAfter")) is not None:
         if end >= time.time():
             return "is signed by an authority whose own certificate has expired", "renew the authority's certificate"
-        return f"{words} on {_date(end)}", remedy
+        return f"{words} on {rfc3339(end)}", remedy
     if code == 9 and (begin := _seconds(leaf, "notBefore")) is not None and begin > time.time():
-        return f"is not valid before {_date(begin)}", remedy
+        return f"is not valid before {rfc3339(begin)}", remedy
     return words, remedy
 
 
@@ -324,7 +325,9 @@ def _certificate_text(info: dict[str, Any]) -> str:
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     shown = (", ".join(names[:_MAX_NAMES]) + more) or "none"
     begin, end = _seconds(info, "notBefore"), _seconds(info, "notAfter")
-    span = f"valid {_date(begin)} to {_date(end)}" if begin is not None and end is not None else "validity unreadable"
+    span = (
+        f"valid {rfc3339(begin)} to {rfc3339(end)}" if begin is not None and end is not None else "validity unreadable"
+    )
     return f"subject {_name(info.get('subject', ()))}, names {shown}, issuer {_name(info.get('issuer', ()))}, {span}"
 
 
@@ -344,7 +347,3 @@ def _seconds(info: dict[str, Any], key: str) -> float | None:
         return float(ssl.cert_time_to_seconds(info[key]))
     except (KeyError, ValueError, OverflowError):
         return None
-
-
-def _date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

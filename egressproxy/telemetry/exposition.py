@@ -18,16 +18,7 @@ from egressproxy.model.certificate import Validity
 from egressproxy.net.loop import loop_name
 from egressproxy.telemetry.counters import Durations
 from egressproxy.telemetry.counts import Counts, MetricKind, ProcessFigures
-from egressproxy.telemetry.series import (
-    ANSWER,
-    BUCKETS_S,
-    DURATION,
-    FIRST_BYTE,
-    LABELS,
-    Exemplar,
-    Series,
-    latest,
-)
+from egressproxy.telemetry.series import ANSWER, BUCKETS_S, DURATION, FIRST_BYTE, LABELS, Exemplar, Series, latest
 
 
 def _bound_texts(bounds: Iterable[float]) -> tuple[str, ...]:

@@ -23,8 +23,6 @@ MAX_COUNTS: Final = 16_384
 #: again in each worker.
 MAX_NAMES: Final = 16_384
 NAMES_S: Final = 3600.0
-#: Rounding in sums of intervals.
-_ROUNDING: Final = 1e-6
 
 
 def domain_of(host: str) -> str:
@@ -33,15 +31,19 @@ def domain_of(host: str) -> str:
 
 
 class NewHostnameRateLimit:
-    """A token bucket of `limit` names per `window_s` seconds. Limits with equal `scope` count together."""
+    """A token bucket of `limit` names per `window_s` seconds. Limits of one `field`, of the policy, with equal `scope`
+    count together.
+    """
 
-    __slots__ = ("_counts", "_interval_s", "_limit", "_names", "_window_s")
+    __slots__ = ("_counts", "_field", "_limit", "_names", "_window_s")
 
-    def __init__(self, limit: int, window_s: float, tables: KeyedTables, scope: object = "") -> None:
+    def __init__(
+        self, limit: int, window_s: float, tables: KeyedTables, scope: object = "", field: str = "dns.newNames"
+    ) -> None:
+        self._field = field
         self._limit = limit
         self._window_s = window_s
-        self._interval_s = window_s / limit
-        name = repr(("dns.newNames", limit, window_s, scope))
+        name = repr((field, limit, window_s, scope))
         self._counts = tables(_digest(f"counts {name}"), MAX_COUNTS)
         self._names = tables(_digest(f"names {name}"), MAX_NAMES)
 
@@ -52,12 +54,13 @@ class NewHostnameRateLimit:
         with names.lock:
             if names.peek(name, now)[0] > now:
                 return None
-        wait_s = self._wait_s(f"{domain} {client}".encode("utf-8", "surrogatepass"), now)
+        key = f"{domain} {client}".encode("utf-8", "surrogatepass")
+        wait_s = self._counts.take_token(key, now, self._limit, self._window_s / self._limit)
         if wait_s > 0.0:
             return LimitExceeded(
                 Reason.NEW_NAMES,
                 f"this client has asked for too many new names below {domain}",
-                remedy="raise dns.newNames.limit where the client needs so many names; "
+                remedy=f"raise {self._field}.limit where the client needs so many names; "
                 "else find out what it sends in them",
                 detail=f"{host}: more than {self._limit} new names below {domain} in {self._window_s:g} s",
                 retry_after_s=max(1, round(wait_s)),
@@ -75,17 +78,6 @@ class NewHostnameRateLimit:
             found = names.find(name, now)
             if not names.is_shared_entry(found):
                 names.cells[found] = now + max(self._window_s, NAMES_S)
-
-    def _wait_s(self, client: bytes, now: float) -> float:
-        """Take one token of this client; returns 0, or the seconds to wait. The entry's `until` is the refill time."""
-        counts = self._counts
-        with counts.lock:
-            at = counts.find_text(client, now)
-            until = max(counts.cells[at], now)
-            wait_s = until - now - self._interval_s * (self._limit - 1 + _ROUNDING)
-            if wait_s <= 0.0:
-                counts.cells[at] = until + self._interval_s
-            return wait_s
 
 
 def _digest(text: str) -> bytes:

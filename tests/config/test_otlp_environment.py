@@ -18,13 +18,13 @@ def read(**environment: str) -> CollectorIR:
     """The collector of traces."""
     found = otlp_settings(environment).traces
     assert found is not None
-    return found.to
+    return found.collector
 
 
 def collectors(**environment: str) -> dict[str, CollectorIR]:
     """By signal."""
     found = otlp_settings(environment)
-    every = [*found.collectors, *([found.traces.to] if found.traces is not None else [])]
+    every = [*found.collectors, *([found.traces.collector] if found.traces is not None else [])]
     return {each.signal.value: each for each in every}
 
 

@@ -13,7 +13,8 @@ import yaml
 from pydantic import TypeAdapter
 
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.settings import CalledBackendRef, SecretRef, spelling
+from egressproxy.filters.settings import CalledBackendRef, SecretRef
+from egressproxy.ir.policy import spelling
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "filters"
 #: Pages of no type, or of several.

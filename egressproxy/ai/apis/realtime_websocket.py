@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 from egressproxy.ai.apis.apis import usual_spelling
 from egressproxy.ai.apis.message import JsonMessage
 from egressproxy.ai.apis.responses_websocket import ResponsesMessages, checked
-from egressproxy.filters.messages import Asked, ServerEvent
+from egressproxy.filters.messages import MessageKind, ServerEvent
 from egressproxy.model.message import RequestHead
 from egressproxy.model.strict_json import Unreadable, dumps, loads
 from egressproxy.model.work import Work
@@ -121,7 +121,7 @@ class RealtimeMessages(ResponsesMessages):
         self._has_begun = False
 
     # --- the client ------------------------------------------------------------------------------------------------
-    def asked(self, message: bytes) -> Work[Asked]:
+    def kind_of(self, message: bytes) -> Work[MessageKind]:
         _check_size(message)
         value = _known((yield from JsonMessage.parsing(message)))
         type_ = value["type"]
@@ -129,7 +129,7 @@ class RealtimeMessages(ResponsesMessages):
         if members is not None:
             _check_members(value, members, type_)
             _check_ids(value)
-            return Asked.NOTHING
+            return MessageKind.NO_CONTENT
         if type_ not in _EVENTS:
             raise Unreadable(f"{type_[:60]!r} is not known here, or has audio")
         members, name = _EVENTS[type_]
@@ -140,7 +140,7 @@ class RealtimeMessages(ResponsesMessages):
             raise Unreadable(f"{type_} has no {name}")
         if type_ == _ITEM:
             _check_item(content)
-            return Asked.CONTENT
+            return MessageKind.CONTENT
         _check_members(content, _MEMBERS[name], name)
         _check_tools(content)
         is_text = content.get("output_modalities")
@@ -151,7 +151,7 @@ class RealtimeMessages(ResponsesMessages):
                 raise Unreadable("the type of the session has to be realtime")
             if content.get("model", self.model) != self.model:
                 raise Unreadable("a session keeps the model that its WebSocket was opened with")
-            return Asked.CONTENT
+            return MessageKind.CONTENT
         if not (self._is_text or is_text is not None):
             raise Unreadable('set output_modalities of the session to ["text"] first: audio cannot be looked at')
         given = content.get("input", [])
@@ -160,7 +160,7 @@ class RealtimeMessages(ResponsesMessages):
         for item in given:
             _check_item(item)
         self._create_id, self._has_begun = value.get("event_id"), False
-        return Asked.RESPONSE
+        return MessageKind.ASKS_RESPONSE
 
     def request_of(self, message: bytes) -> bytes:
         value = loads(message)
@@ -203,7 +203,7 @@ class RealtimeMessages(ResponsesMessages):
             value["event_id"] = f"{_OWN_ID}{next(self._ids)}"
 
     # --- the server ------------------------------------------------------------------------------------------------
-    def aside(self, message: bytes, *, is_asked: bool) -> bytes | None:
+    def outside_response(self, message: bytes, *, is_asked: bool) -> bytes | None:
         _check_size(message)
         value = checked(loads(message))
         type_ = value["type"]

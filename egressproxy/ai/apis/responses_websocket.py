@@ -14,7 +14,7 @@ from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.errors import error_object
 from egressproxy.ai.apis.framing import SseFraming
 from egressproxy.ai.apis.message import JsonMessage
-from egressproxy.filters.messages import Asked, MessageApi, ServerEvent
+from egressproxy.filters.messages import MessageApi, MessageKind, ServerEvent
 from egressproxy.model.message import RequestHead
 from egressproxy.model.strict_json import OtherSpelling, Unreadable, dumps, loads
 from egressproxy.model.work import Work
@@ -44,17 +44,17 @@ class ResponsesMessages(MessageApi):
 
     __slots__ = ()
 
-    def asked(self, message: bytes) -> Work[Asked]:
+    def kind_of(self, message: bytes) -> Work[MessageKind]:
         value = checked((yield from JsonMessage.parsing(message)))
         type_ = value["type"]
         if type_ == _CREATE:
             if "response" in value:
                 raise Unreadable("the request stands in `response`, and not beside `type`")
-            return Asked.RESPONSE
+            return MessageKind.ASKS_RESPONSE
         if type_ == _PROCESSED and value.keys() <= _OF_PROCESSED:
             ident = value.get("response_id")
             if type(ident) is str and len(ident) <= _MAX_ID:
-                return Asked.NOTHING
+                return MessageKind.NO_CONTENT
         raise Unreadable("it is neither response.create nor response.processed")
 
     def event_of(self, message: bytes, *, is_first: bool) -> ServerEvent:

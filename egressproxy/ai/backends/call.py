@@ -38,14 +38,7 @@ from egressproxy.gateway.backends.buffered_body import BodyClient, invite_body
 from egressproxy.gateway.backends.failover import FailoverState
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.product_types import (
-    ADAPTER,
-    BuiltRule,
-    ErrorForm,
-    OwnFilter,
-    RequestAdapter,
-    RuleProduct,
-)
+from egressproxy.gateway.product_types import ADAPTER, BuiltRule, ErrorForm, OwnFilter, RequestAdapter, RuleProduct
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import HttpRuleIR
 from egressproxy.model.attempt_trail import AttemptTrail

@@ -22,16 +22,7 @@ from egressproxy.ai.apis.shared import add_usage, operation, usage_told
 from egressproxy.ai.apis.streams import SLICE
 from egressproxy.ai.apis.usage import TokenUsage
 from egressproxy.ai.cache.freshness import cache_control, lifetime_s, may_store, whole_answer
-from egressproxy.ai.cache.keys import (
-    canonical,
-    credentials_of,
-    digest,
-    in_order,
-    is_known,
-    is_named,
-    telling,
-    told_by,
-)
+from egressproxy.ai.cache.keys import canonical, credentials_of, digest, in_order, is_known, is_named, telling, told_by
 from egressproxy.ai.cache.semantic import Embedder, MeaningIndex, SemanticConfig, Vector, question_of
 from egressproxy.ai.cache.store import AnswerStore, StoredAnswer
 from egressproxy.errors import Reason
@@ -481,9 +472,6 @@ CACHE = FilterType(
     phases=frozenset((Phase.REQUEST_HEADERS,)),
     config_model=CacheConfig,
     build=Cache,
-    backend_refs=lambda config: (
-        () if config.semantic is None else (("semantic.backendRef", config.semantic.backend_ref),)
-    ),
     also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
     summary="Gives the same client the same answer again, streams included.",
 )

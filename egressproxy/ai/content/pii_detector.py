@@ -400,9 +400,6 @@ PII_DETECTOR = FilterType(
     config_model=PIIDetectorConfig,
     build=PIIDetector,
     also=frozenset((Phase.CONNECT, Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
-    backend_refs=lambda config: (
-        () if config.presidio is None else (("presidio.backendRef", config.presidio.backend_ref),)
-    ),
     stands_for=DIRECTIONS,
     summary="Finds personal data and keys in requests and answers: refuses, redacts, or replaces it until the answer.",
 )

@@ -426,7 +426,6 @@ PROMPT_GUARD = FilterType(
     config_model=PromptGuardConfig,
     build=PromptGuard,
     also=frozenset((Phase.CONNECT, Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
-    backend_refs=lambda config: () if config.judge is None else (("judge.backendRef", config.judge.backend_ref),),
     stands_for=DIRECTIONS,
     summary="Denies prompts and answers by expressions, known phrases of injection, lengths, and a judge.",
 )

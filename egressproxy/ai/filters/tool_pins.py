@@ -9,7 +9,6 @@ Sources: RFC 8785 (canonical JSON), Model Context Protocol, Server Features, Too
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from itertools import islice
 from math import inf
+from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Annotated, Any, Final, Literal
 
@@ -28,6 +28,8 @@ from egressproxy.filters.settings import FilterConfig, Within, matching
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import StateSlot
 from egressproxy.model.work import Work, at_once
+from egressproxy.net.durable_file import replace_file
+from egressproxy.net.file_lock import try_lock
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters
 
 #: The members that a pin covers: those that a model or a person reads of a tool.
@@ -491,12 +493,7 @@ class LearnedPins:
             text = json.dumps({"servers": servers}, sort_keys=True, indent=1).encode()
             if len(text) > MAX_FILE:
                 raise ValueError(f"it would have more than {MAX_FILE} bytes")
-            written = f"{self._path}.new"
-            with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(written, self._path)
+            replace_file(Path(self._path), text)
             self.read()
         finally:
             os.close(lock)
@@ -543,11 +540,7 @@ def _is_whole(server: Mapping[str, Any]) -> bool:
 def _lock(descriptor: int) -> None:
     """Raises OSError where another process holds the file for too long."""
     ends = monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if monotonic() > ends:
-                raise OSError("another process holds its lock") from None
-            sleep(0.01)
+    while not try_lock(descriptor):
+        if monotonic() > ends:
+            raise OSError("another process holds its lock")
+        sleep(0.01)

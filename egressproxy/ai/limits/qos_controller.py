@@ -48,10 +48,6 @@ QOS_CONTROLLER = FilterType(
     config_model=QoSControllerConfig,
     build=_build,
     also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
-    secret_refs=lambda config: (
-        (ref,) if config.store is not None and (ref := config.store.secret_ref) is not None else ()
-    ),
-    backend_refs=lambda config: () if config.store is None else (("store.backendRef", config.store.backend_ref),),
     is_shared=True,
     summary="Limits requests, bytes, tokens, money and concurrency, per identity, model and more; others get 429.",
 )

@@ -59,17 +59,8 @@ def ca_problem(pair: CertificateIR) -> str:
 
 def outside_constraints(pair: CertificateIR, hostnames: Iterable[str]) -> list[str]:
     """Names (or `*.suffix`) that the CA's name constraints leave out, if only in part (RFC 5280 section 4.2.1.10)."""
-    from cryptography import x509
-
-    certificate = _certificates(pair.chain_pem.encode(), "tls.crt")[0]
-    try:
-        found = certificate.extensions.get_extension_for_class(x509.NameConstraints).value
-    except x509.ExtensionNotFound:
-        return []
-    permitted, excluded = (
-        [each.value.lower().removeprefix(".") for each in subtrees or () if isinstance(each, x509.DNSName)]
-        for subtrees in (found.permitted_subtrees, found.excluded_subtrees)
-    )
+    found = dns_constraints(_certificates(pair.chain_pem.encode(), "tls.crt")[0])
+    permitted, excluded = ([each.lower().removeprefix(".") for each in names] for names in found)
     outside = []
     for hostname in hostnames:
         host = hostname.removeprefix("*.")
@@ -78,6 +69,21 @@ def outside_constraints(pair: CertificateIR, hostnames: Iterable[str]) -> list[s
         if not is_permitted or is_excluded:
             outside.append(hostname)
     return outside
+
+
+def dns_constraints(certificate: x509.Certificate) -> tuple[list[str], list[str]]:
+    """The DNS names that a CA is permitted to sign for, and those that are excluded (RFC 5280 section 4.2.1.10)."""
+    from cryptography import x509
+
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.NameConstraints).value
+    except x509.ExtensionNotFound:
+        return [], []
+    permitted, excluded = (
+        [each.value for each in subtrees or () if isinstance(each, x509.DNSName)]
+        for subtrees in (found.permitted_subtrees, found.excluded_subtrees)
+    )
+    return permitted, excluded
 
 
 def _is_below(name: str, suffix: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from operator import attrgetter
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
@@ -48,9 +47,7 @@ from egressproxy.config.compile.policies.identity import exchanged_at, expired_a
 from egressproxy.config.compile.policies.layers import Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
-from egressproxy.config.compile.policies.subjects import (
-    NOBODY,
-)
+from egressproxy.config.compile.policies.subjects import NOBODY
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
@@ -78,6 +75,7 @@ from egressproxy.ir.gateway import ConfigIR, ListenerIR
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.certificate import CertificateUse
+from egressproxy.model.encoding import rfc3339
 from egressproxy.model.published_object import Key
 
 _PERMITS_NOTHING = (
@@ -114,7 +112,7 @@ def compile_config(
         )
     run.warn_of_certificates(time.time())
     run.warn_of_api_keys()
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = rfc3339(time.time())
     keep_times(statuses, previous.statuses, now)
     return Compiled(
         spec=ConfigIR(listeners, previous.spec.generation + 1, defaults.system_roots, defaults.telemetry.collectors),

@@ -15,20 +15,14 @@ from egressproxy.config.compile.policies.policy_filters import LimitScopes
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
-from egressproxy.config.otlp_environment import OtlpSettings, TracingDefaults
+from egressproxy.config.otlp_environment import OtlpSettings
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.gateway import Gateway
 from egressproxy.config.resources.meta import GATEWAY_GROUP
 from egressproxy.config.resources.telemetry import SpanAttribute, TelemetryTargetReference, Tracing, XTelemetryPolicy
 from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.route import WeightedBackend
-from egressproxy.ir.telemetry import (
-    AttributeSource,
-    CollectorIR,
-    OtlpProtocol,
-    SpanAttributeIR,
-    TracingIR,
-)
+from egressproxy.ir.telemetry import AttributeSource, CollectorIR, OtlpProtocol, SpanAttributeIR, TracingIR
 from egressproxy.model.fields import CREDENTIAL_FIELDS
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
@@ -57,7 +51,6 @@ class TelemetryPolicies:
         self._references = references
         self._backends = backends
         self._settings = settings
-        self._defaults = settings.traces
         self._policies = sorted(resources.of(XTelemetryPolicy), key=age_of)
         self._holding: dict[Key, XTelemetryPolicy] = {}
         self._made: dict[Key, TracingIR | None] = {}
@@ -72,7 +65,7 @@ class TelemetryPolicies:
         """How exchanges of this Gateway are traced; None: they are not."""
         policy = self._holding.get(gateway)
         if policy is None:
-            return None if self._defaults is None else self._defaults.tracing
+            return self._settings.traces
         if policy.key not in self._made:
             self._made[policy.key] = self._compile(policy)
         return self._made[policy.key]
@@ -93,7 +86,7 @@ class TelemetryPolicies:
         if tracing is not None and tracing.mode == "Disabled":
             return None
         if tracing is None or tracing.provider is None:
-            return None if self._defaults is None else _by_default(self._defaults, tracing, policy)
+            return _by_default(self._settings.traces, tracing, policy)
         backend, protocol = _spoken_to(self._collector(policy, tracing))
         headers = tuple((each.name.lower(), SecretBytes(each.value.encode())) for each in tracing.provider.headers)
         settings = self._settings
@@ -162,10 +155,12 @@ def _refusal(policy: XTelemetryPolicy, ref: TelemetryTargetReference) -> tuple[s
     return None
 
 
-def _by_default(defaults: TracingDefaults, tracing: Tracing | None, policy: XTelemetryPolicy) -> TracingIR:
+def _by_default(defaults: TracingIR | None, tracing: Tracing | None, policy: XTelemetryPolicy) -> TracingIR | None:
     """With the collector of the process, and its sampling where the policy has none."""
-    tracing = tracing or Tracing.model_construct()
-    to = replace(defaults.to, service_name=tracing.service_name or defaults.to.service_name)
+    if defaults is None:
+        return None
+    tracing, to = tracing or Tracing.model_construct(), defaults.collector
+    to = replace(to, service_name=tracing.service_name or to.service_name)
     made = _tracing(to, tracing, policy, defaults.share)
     if tracing.parent_based_sampling is None:
         made = replace(made, parent_share=defaults.parent_share)

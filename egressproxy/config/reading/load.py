@@ -14,7 +14,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -33,6 +32,7 @@ from egressproxy.config.resources.destination import PUBLISHED
 from egressproxy.config.resources.kinds import is_for_gateways, is_foreign, kind_class, why_left_out
 from egressproxy.config.resources.meta import OUR_GROUP, Origin, Resource, without_nulls
 from egressproxy.model import state_folder
+from egressproxy.model.encoding import rfc3339
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 
@@ -325,7 +325,7 @@ class _ManifestReader:
     def read(self, data: bytes, file: str, *, is_from_api: bool = False, changed: float = 0.0) -> None:
         """`changed` is the file's time in seconds since 1970."""
         is_time = _TIMES[0] <= changed < _TIMES[1]
-        time = datetime.fromtimestamp(changed, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if is_time else ""
+        time = rfc3339(changed) if is_time else ""
         self._origin = Origin(file, is_from_api=is_from_api, time=time)
         before = len(self.problems)
         for part in read_documents(data):

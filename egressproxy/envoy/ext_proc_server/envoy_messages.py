@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from egressproxy.envoy.ext_proc.messages import (
-    BodySendMode,
-    ProcessingMode,
-    ProcessingRequest,
-    ProtocolConfiguration,
-)
+from egressproxy.envoy.ext_proc.messages import BodySendMode, ProcessingMode, ProcessingRequest, ProtocolConfiguration
 from egressproxy.envoy.ext_proc_server.head_changes import dropped_fields
 from egressproxy.envoy.field_change import FieldChange
 from egressproxy.errors import BadRequest, GatewayFault, LimitExceeded, Reason, UpstreamFault

@@ -16,7 +16,7 @@ from egressproxy.envoy.processors.mutations import MutationChecker, forwarded, r
 from egressproxy.envoy.processors.processed_bodies import ProcessedBodies, body_mode, trailer_message
 from egressproxy.envoy.processors.processor_answers import ProcessorAnswers, is_event_stream
 from egressproxy.envoy.processors.session import ProcessorSession, SessionSettings, StreamBroke
-from egressproxy.envoy.processors.settings import ExternalProcessorConfig, called_refs
+from egressproxy.envoy.processors.settings import ExternalProcessorConfig
 from egressproxy.errors import Reason
 from egressproxy.filters.base import MORE, BodyMode, Filter, FilterContext, FilterType, Phase
 from egressproxy.model.exchange import Exchange, StateSlot
@@ -237,6 +237,5 @@ EXTERNAL_PROCESSOR: Final = FilterType(
     config_model=ExternalProcessorConfig,
     build=ExternalProcessor,
     also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
-    backend_refs=called_refs,
     summary="Shows exchanges to a server that speaks Envoy's ext_proc, and does what it says.",
 )

@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from egressproxy.envoy.ext_proc.messages import BodySendMode, HeaderSendMode, ProcessingMode
 from egressproxy.envoy.processors.attributes import REQUEST_ATTRIBUTES, RESPONSE_ATTRIBUTES
 from egressproxy.filters.settings import (
-    CalledBackendRef,
     CalledGrpcBackendRef,
     Checked,
     FieldName,
@@ -188,7 +187,3 @@ class ExternalProcessorConfig(FilterConfig):
         if self.observability_mode and self.allow_mode_override:
             why = "observabilityMode ignores all answers, so that allowModeOverride has no effect"
             raise FieldFault(why, "allowModeOverride")
-
-
-def called_refs(config: Any) -> tuple[tuple[str, CalledBackendRef], ...]:
-    return tuple((f"backendRefs[{index}]", ref) for index, ref in enumerate(config.backend_refs))

@@ -24,7 +24,6 @@ from egressproxy.envoy.processors.settings import (
     DurationText,
     ForwardRules,
     MutationRules,
-    called_refs,
 )
 from egressproxy.envoy.processors.webhook_messages import InvalidAnswer, WebhookAnswer, read_answer, webhook_message
 from egressproxy.errors import Reason
@@ -212,7 +211,5 @@ WEBHOOK: Final = FilterType(
     config_model=WebhookConfig,
     build=Webhook,
     also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
-    secret_refs=lambda config: (config.secret_ref,) if config.secret_ref is not None else (),
-    backend_refs=called_refs,
     summary="Asks a server by HTTP and JSON whether requests and responses may pass, and how to change them.",
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from egressproxy.filters.credentials.caller_config import CallerCredential, TokenExchange
@@ -28,9 +27,8 @@ from egressproxy.filters.settings import (
     Hostname,
     SecretRef,
     Within,
-    spelling,
 )
-from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault, settings_in, spelling
 
 Word = Annotated[str, Within(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
@@ -287,32 +285,12 @@ class CredentialInjectorConfig(FilterConfig):
             raise FieldFault(why, "bind", "hosts")
 
 
-def secret_refs(config: Any) -> tuple[SecretRef, ...]:
-    return tuple(value for _, value in _inside(config) if isinstance(value, SecretRef))
-
-
-def backend_refs(config: Any) -> tuple[tuple[str, CalledBackendRef], ...]:
-    return tuple((path, value) for path, value in _inside(config) if isinstance(value, CalledBackendRef))
-
-
 def machine_field(config: Any) -> str:
     """The field of a config that reads something of the machine or runs a program, as it is written; "" for none."""
-    return next((path for path, value in _inside(config) if value and path.rpartition(".")[2] in _OF_MACHINE), "")
+    return next((path for path, value in settings_in(config) if value and path.rpartition(".")[2] in _OF_MACHINE), "")
 
 
 #: Fields that lead to a file, a variable of the environment, a program, or to who the machine is in its cloud.
 _OF_MACHINE = frozenset(
     ("env", "file", "command", "tokenFile", "authorizationTokenFile", "metadata", "instanceMetadata", "container")
 )
-
-
-def _inside(config: Any, path: str = "") -> Iterator[tuple[str, object]]:
-    """Every field of a config with its path as it is written, and those of the configs in it."""
-    for each in fields(config):
-        name, value = path + spelling(each.name), getattr(config, each.name)
-        yield name, value
-        if is_dataclass(value) and not isinstance(value, SecretRef | CalledBackendRef):
-            yield from _inside(value, name + ".")
-        elif each.name == "callers":
-            for at, entry in enumerate(value):
-                yield from _inside(entry, f"{name}[{at}].")

@@ -17,7 +17,7 @@ from time import time
 from typing import Final
 
 from egressproxy.filters.base import FilterContext
-from egressproxy.filters.credentials.refresher import EARLY, MARGIN_S, MAX_FETCH_S, SPREAD, Fetched, FetchError
+from egressproxy.filters.credentials.refresher import EARLY, MARGIN_S, SPREAD, Fetched, FetchError, fetching
 from egressproxy.model.caller_identity import CallerToken
 from egressproxy.model.secret import SecretBytes
 
@@ -138,20 +138,13 @@ class ExchangedTokens:
     async def _run(self, entry: _Entry, token: CallerToken) -> None:
         loop = asyncio.get_running_loop()
         try:
-            try:
-                async with asyncio.timeout(MAX_FETCH_S):
-                    fetched = await self._exchange(token.value.reveal())
+            async with fetching():
+                fetched = await self._exchange(token.value.reveal())
                 assert isinstance(fetched.value, bytes)
                 if len(fetched.value) > MAX_TOKEN:
                     raise FetchError(f"the token that was issued is longer than {MAX_TOKEN} bytes")
                 if fetched.value == token.value.reveal():
                     raise FetchError("the server has issued the caller's own token, which is not sent to backends")
-            except FetchError:
-                raise
-            except TimeoutError:
-                raise FetchError(f"no answer within {MAX_FETCH_S:.0f} s") from None
-            except Exception as error:  # the text may contain a token
-                raise FetchError(type(error).__name__) from None
         except FetchError as error:
             self._failed(entry, error, loop.time())
         else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from egressproxy.filters.base import FilterContext, FilterType, Phase
 from egressproxy.filters.credentials.backend_credential import BackendCredential
-from egressproxy.filters.credentials.config import CredentialInjectorConfig, backend_refs, machine_field, secret_refs
+from egressproxy.filters.credentials.config import CredentialInjectorConfig, machine_field
 from egressproxy.filters.credentials.credential_injector import CredentialInjector
 
 if TYPE_CHECKING:  # for an annotation: few configurations have one
@@ -51,8 +51,6 @@ CREDENTIAL_INJECTOR = FilterType(
     config_model=CredentialInjectorConfig,
     build=_build,
     also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
-    secret_refs=secret_refs,
-    backend_refs=backend_refs,
     machine_field=machine_field,
     summary="Puts a credential into the request to a backend, over TLS only.",
 )

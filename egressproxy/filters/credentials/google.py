@@ -8,14 +8,17 @@ from __future__ import annotations
 from typing import Final
 
 from egressproxy.filters.base import FilterContext
-from egressproxy.filters.credentials.oauth2 import Fetch, from_google_service_account, token_file
+from egressproxy.filters.credentials.oauth2 import (
+    TOKEN_EXCHANGE,
+    TOKEN_TYPES,
+    Fetch,
+    from_google_service_account,
+    token_file,
+)
 from egressproxy.filters.credentials.refresher import Fetched
 from egressproxy.filters.credentials.token_config import Gcp, GoogleMetadata, GoogleWorkloadIdentity
 from egressproxy.filters.credentials.token_endpoint import ask_json, checked_call, seconds_until, token_of
 
-_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
-_ACCESS_TOKEN: Final = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105
-_JWT: Final = "urn:ietf:params:oauth:token-type:jwt"
 _LIFE_S: Final = 3600
 
 
@@ -36,12 +39,12 @@ def _from_workload_identity(context: FilterContext, config: GoogleWorkloadIdenti
 
     async def fetch() -> Fetched:
         form = [
-            ("grant_type", _EXCHANGE),
+            ("grant_type", TOKEN_EXCHANGE),
             ("audience", config.audience),
             ("scope", " ".join(config.scopes)),
-            ("requested_token_type", _ACCESS_TOKEN),
+            ("requested_token_type", TOKEN_TYPES["AccessToken"]),
             ("subject_token", token_file(config.token_file)),
-            ("subject_token_type", _JWT),
+            ("subject_token_type", TOKEN_TYPES["Jwt"]),
         ]
         asked = checked_call(exchange, allow_plaintext=config.token_endpoint.allow_plaintext)
         federated = token_of(await ask_json(asked, config.token_endpoint.path, form=form))

@@ -20,12 +20,20 @@ from egressproxy.filters.credentials.local_sources import read_file
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 from egressproxy.filters.credentials.signing_key import AssertionKey
 from egressproxy.filters.credentials.token_config import GoogleServiceAccount, OAuth2
-from egressproxy.filters.credentials.token_endpoint import ask_json, checked_call, token_of
+from egressproxy.filters.credentials.token_endpoint import Form, ask_json, checked_call, token_of
 from egressproxy.filters.settings import SecretRef
 from egressproxy.model.secret import SecretBytes
 
 JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-CLIENT_ASSERTION: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+_CLIENT_ASSERTION: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+TOKEN_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105
+#: RFC 8693 section 3, and draft-ietf-oauth-identity-assertion-authz-grant.
+TOKEN_TYPES: Final = {
+    name: f"urn:ietf:params:oauth:token-type:{name_there}"
+    for name, name_there in (
+        ("AccessToken", "access_token"), ("Jwt", "jwt"), ("IdToken", "id_token"), ("IdJag", "id-jag"),
+    )
+}  # fmt: skip
 _SPACE: Final = b" \t\r\n"
 
 Fetch = Callable[[], Awaitable[Fetched]]
@@ -33,19 +41,30 @@ Fetch = Callable[[], Awaitable[Fetched]]
 
 def from_oauth2(context: FilterContext, config: OAuth2) -> Fetch:
     """Fetches from the token endpoint. A missing Secret is a failed fetch. Raises UnusableReference for a bad key."""
-    call = context.calls.get(config.token_endpoint.backend_ref.label)
     thumbprint = config.certificate_thumbprint
     key = key_of(context, config.private_key_ref, config.key_id, config.algorithm or "", thumbprint)
-    secret = secret_of(context, config.client_secret_ref)
+    ask = asked_as_client(context, config, key)
 
     async def fetch() -> Fetched:
-        asked = checked_call(call, allow_plaintext=config.token_endpoint.allow_plaintext)
-        form = _grant(config, key)
-        fields = authentication(config, key, secret, form)
-        answer = await ask_json(asked, config.token_endpoint.path, form=form, fields=fields)
-        return token_of(answer, assumed_s=config.assumed_life_seconds)
+        return token_of(await ask(_grant(config, key)), assumed_s=config.assumed_life_seconds)
 
     return fetch
+
+
+def asked_as_client(
+    context: FilterContext, config: OAuth2 | EndpointClient, key: AssertionKey | None
+) -> Callable[[Form], Awaitable[dict[str, Any]]]:
+    """Asks the token endpoint of this config with a form, as the client that it names. Raises FetchError."""
+    call = context.calls.get(config.token_endpoint.backend_ref.label)
+    secret = secret_of(context, config.client_secret_ref)
+
+    async def ask(form: Form) -> dict[str, Any]:
+        asked = checked_call(call, allow_plaintext=config.token_endpoint.allow_plaintext)
+        sent = list(form)
+        fields = _authentication(config, key, secret, sent)
+        return await ask_json(asked, config.token_endpoint.path, form=sent, fields=fields)
+
+    return ask
 
 
 def _grant(config: OAuth2, key: AssertionKey | None) -> list[tuple[str, str]]:
@@ -65,7 +84,7 @@ def _grant(config: OAuth2, key: AssertionKey | None) -> list[tuple[str, str]]:
     return form
 
 
-def authentication(
+def _authentication(
     config: OAuth2 | EndpointClient, key: AssertionKey | None, secret: SecretBytes | None, form: list[tuple[str, str]]
 ) -> list[tuple[bytes, bytes]]:
     """The fields that authenticate the client; other methods add to the form."""
@@ -74,22 +93,31 @@ def authentication(
         raise FetchError("the Secret of clientSecretRef is missing")
     if method == "ClientSecretBasic":
         assert secret is not None
-        pair = f"{quote_plus(config.client_id)}:{quote_plus(secret.reveal())}"  # RFC 6749 section 2.3.1
-        return [(b"authorization", b"Basic " + b64encode(pair.encode()))]
+        return basic(config.client_id, secret.reveal())
     if config.client_id:
         form.append(("client_id", config.client_id))
     if method == "ClientSecretPost":
         assert secret is not None
         form.append(("client_secret", secret.reveal().decode("latin-1")))
-    elif method in ("PrivateKeyJwt", "TokenFile"):
-        if method == "TokenFile":
-            assertion = token_file(config.token_file)
-        elif key is None:
+    elif method == "TokenFile":
+        form += [("client_assertion_type", _CLIENT_ASSERTION), ("client_assertion", token_file(config.token_file))]
+    elif method == "PrivateKeyJwt":
+        if key is None:
             raise FetchError("the Secret of privateKeyRef is missing")
-        else:
-            assertion = key.sign({"iss": config.client_id, "sub": config.client_id, "aud": config.assertion_audience})
-        form += [("client_assertion_type", CLIENT_ASSERTION), ("client_assertion", assertion)]
+        form += client_assertion(key, config.client_id, config.assertion_audience)
     return []
+
+
+def basic(client_id: str, secret: bytes) -> list[tuple[bytes, bytes]]:
+    """The field that authenticates a client by its secret (RFC 6749 section 2.3.1)."""
+    pair = f"{quote_plus(client_id)}:{quote_plus(secret)}"
+    return [(b"authorization", b"Basic " + b64encode(pair.encode()))]
+
+
+def client_assertion(key: AssertionKey, client_id: str, audience: str) -> list[tuple[str, str]]:
+    """The form parameters that authenticate a client by its key (RFC 7523 section 2.2)."""
+    assertion = key.sign({"iss": client_id, "sub": client_id, "aud": audience})
+    return [("client_assertion_type", _CLIENT_ASSERTION), ("client_assertion", assertion)]
 
 
 def from_google_service_account(context: FilterContext, config: GoogleServiceAccount) -> Fetch:

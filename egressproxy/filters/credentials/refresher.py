@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,6 +42,20 @@ class FetchError(Exception):
         super().__init__(message)
         self.is_final = is_final
         self.code = code
+
+
+@asynccontextmanager
+async def fetching() -> AsyncIterator[None]:
+    """A fetch, for MAX_FETCH_S at most. Raises FetchError alone; of other errors it has the type, no text."""
+    try:
+        async with asyncio.timeout(MAX_FETCH_S):
+            yield
+    except FetchError:
+        raise
+    except TimeoutError:
+        raise FetchError(f"no answer within {MAX_FETCH_S:.0f} s") from None
+    except Exception as error:  # the text may contain the fetched value
+        raise FetchError(type(error).__name__) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +138,10 @@ class Refresher:
 
     async def _run(self) -> None:
         try:
-            async with asyncio.timeout(MAX_FETCH_S):
-                fetched = await self._fetch()
-            self._take(fetched)
+            async with fetching():
+                self._take(await self._fetch())
         except FetchError as error:
             self._failed(str(error), is_final=error.is_final)
-        except TimeoutError:
-            self._failed(f"no answer within {MAX_FETCH_S:.0f} s")
-        except Exception as error:  # the text may contain the fetched value
-            self._failed(type(error).__name__)
         finally:
             self._task = None
 

@@ -40,7 +40,7 @@ SIGNED_AT_ONCE: Final = 512 * 1024
 _NAMES: Final = {name: written for written, name in ALGORITHMS.items()}
 
 
-class _Form(Protocol):
+class _Scheme(Protocol):
     """`names` are the fields that `sign` adds to a request; it raises ValueError for one that cannot be signed."""
 
     names: tuple[str, ...]
@@ -62,27 +62,27 @@ class RequestSigner(BackendCredential):
     def __init__(self, context: FilterContext) -> None:
         config: CredentialInjectorConfig = context.config
         if config.hmac is not None:
-            self._form: _Form = _HmacForm(config.hmac)
+            self._scheme: _Scheme = _HmacScheme(config.hmac)
             field, ref = "hmac.secretRef", config.hmac.secret_ref
             self.max_buffer_bytes = config.hmac.max_body_bytes
         else:
             signature = config.http_signature
             assert signature is not None
-            self._form = _HttpForm(signature)
+            self._scheme = _HttpScheme(signature)
             field, ref = "httpSignature", _key_ref(signature)
             self.max_buffer_bytes = signature.max_body_bytes
         super().__init__(context, f"create the Secret that {field} names")
-        self.needs_body = self._form.needs_body
+        self.needs_body = self._scheme.needs_body
         self.runs_in = frozenset((Phase.BACKEND_REQUEST,))
         self._keeps_others = config.keep_client_credentials
-        names = self._form.names
+        names = self._scheme.names
         self._cut = every_spelling(names) if self._keeps_others else client_credentials((*CREDENTIAL_FIELDS, *names))
         self._signer: Signer | None = None
         secret = secret_of(context, ref)
         if secret is None:
             return
         try:
-            self._keep(self._form.signer(secret))
+            self._keep(self._scheme.signer(secret))
         except ValueError as error:
             raise UnusableReference(f"the secret {ref.label} cannot sign: {error}", ref) from None
 
@@ -120,7 +120,7 @@ class RequestSigner(BackendCredential):
 
     def _sign(self, request: SignedRequest, signer: Signer) -> None:
         try:
-            self._form.sign(request, signer)
+            self._scheme.sign(request, signer)
         except ValueError as error:
             raise Denied(
                 Reason.FILTER_REJECTED,
@@ -130,7 +130,7 @@ class RequestSigner(BackendCredential):
             ) from None
 
 
-class _HmacForm:
+class _HmacScheme:
     def __init__(self, config: Hmac) -> None:
         self.names = tuple(each.name for each in config.fields)
         self._message = Template(config.message)
@@ -154,7 +154,7 @@ class _HmacForm:
             request.fields.add(name, template.render(request, signature))
 
 
-class _HttpForm:
+class _HttpScheme:
     def __init__(self, config: HttpSignature) -> None:
         self._config = config
         self._label = config.label.encode()

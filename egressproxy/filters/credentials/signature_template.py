@@ -9,12 +9,12 @@ import hashlib
 import re
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
-from datetime import UTC, datetime
 from email.utils import formatdate
 from typing import Final
 
 from egressproxy.filters.credentials.signed_request import SignedRequest
 from egressproxy.filters.header_policy import is_protected
+from egressproxy.model.encoding import rfc3339
 from egressproxy.model.fields import TOKEN
 
 #: What a variable stands for, in a request with this signature.
@@ -38,9 +38,7 @@ _VARIABLES: Final[dict[str, Part]] = {
     "body": lambda request, _: request.body,
     "timestamp": lambda request, _: b"%d" % request.now,
     "timestamp.ms": lambda request, _: b"%d" % (request.now * 1000),
-    "timestamp.rfc3339": lambda request, _: (
-        datetime.fromtimestamp(request.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
-    ),
+    "timestamp.rfc3339": lambda request, _: rfc3339(request.now).encode(),
     "timestamp.http": lambda request, _: formatdate(int(request.now), usegmt=True).encode(),
     "signature": lambda _, signature: signature.hex().encode(),
 }

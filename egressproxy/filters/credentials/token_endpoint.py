@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 from egressproxy.filters.calls import CallAnswer, CallFailed, FilterCall
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
+from egressproxy.model.encoding import json_object
 
 #: For one answer of a token endpoint, in seconds.
 TIMEOUT_S: Final = 15.0
@@ -73,16 +74,13 @@ async def ask_json(
 
 def json_of(call: FilterCall, answer: CallAnswer, status: int = 200) -> dict[str, Any]:
     """The object that is an answer of this status. Raises FetchError, as `ask_json`."""
-    try:
-        found = json.loads(answer.body)
-    except (ValueError, RecursionError):
-        found = None
+    found = json_object(answer.body)
     if answer.status != status:
-        said = found.get("error") if isinstance(found, dict) else None
+        said = found.get("error") if found is not None else None
         code = said if isinstance(said, str) and _ERROR_CODE.fullmatch(said) else ""
         shown = f" ({code})" if code else ""
         raise FetchError(f"backend {call.backend} answered with {answer.status}{shown} for a token", code=code)
-    if not isinstance(found, dict):
+    if found is None:
         raise FetchError(f"backend {call.backend} answered a request for a token with no JSON object")
     return found
 

@@ -8,30 +8,29 @@ say (`exchangeAt`), since who writes a Backend could have them sent anywhere.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import FilterContext, Phase
-from egressproxy.filters.credentials.caller_config import EndpointClient, TokenExchange
+from egressproxy.filters.credentials.caller_config import TokenExchange
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.credential_injector import CredentialInjector
 from egressproxy.filters.credentials.exchanged_tokens import OF_CALLER, ExchangedTokens, ExchangeReport
-from egressproxy.filters.credentials.oauth2 import JWT_BEARER, authentication, key_of, secret_of, token_file
+from egressproxy.filters.credentials.oauth2 import (
+    JWT_BEARER,
+    TOKEN_EXCHANGE,
+    TOKEN_TYPES,
+    asked_as_client,
+    key_of,
+    secret_of,
+    token_file,
+)
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
-from egressproxy.filters.credentials.token_endpoint import Form, ask_json, checked_call, token_of
+from egressproxy.filters.credentials.token_endpoint import token_of
 from egressproxy.model.caller_identity import CallerToken
 from egressproxy.model.exchange import CALLERS_OWN, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
-
-TOKEN_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105
-#: RFC 8693 section 3, and draft-ietf-oauth-identity-assertion-authz-grant.
-TOKEN_TYPES: Final = {
-    name: f"urn:ietf:params:oauth:token-type:{name_there}"
-    for name, name_there in (
-        ("AccessToken", "access_token"), ("Jwt", "jwt"), ("IdToken", "id_token"), ("IdJag", "id-jag"),
-    )
-}  # fmt: skip
 
 
 class TokenExchangeInjector(CredentialInjector):
@@ -126,14 +125,16 @@ def exchange_of(context: FilterContext, config: TokenExchange) -> Callable[[byte
     """What exchanges a token: at one endpoint, and with `jwtBearer` what that issues at another one. A missing Secret
     is a failed exchange. Raises UnusableReference for a bad key.
     """
-    ask = _endpoint(context, config)
+    ask = asked_as_client(context, config, key_of(context, config.private_key_ref, config.key_id))
     actor = config.actor_token
     actors_secret = secret_of(context, actor.secret_ref) if actor is not None else None
     requested = TOKEN_TYPES.get(config.requested_token_type or "")
     assert config.subject_token_type is not None
     subject_type = TOKEN_TYPES[config.subject_token_type]
     grant = config.jwt_bearer
-    ask_with_grant = _endpoint(context, grant) if grant is not None else None
+    ask_with_grant = None
+    if grant is not None:
+        ask_with_grant = asked_as_client(context, grant, key_of(context, grant.private_key_ref, grant.key_id))
 
     async def exchange(token: bytes) -> Fetched:
         form = [("grant_type", TOKEN_EXCHANGE)]
@@ -178,18 +179,3 @@ def _issued(answer: dict[str, Any], config: TokenExchange, requested: str | None
     # What is no access token has the type N_A.
     is_other = requested not in (None, TOKEN_TYPES["AccessToken"]) and str(answer.get("token_type")).lower() == "n_a"
     return token_of(answer, bearer=not is_other, assumed_s=config.assumed_life_seconds)
-
-
-def _endpoint(context: FilterContext, config: EndpointClient) -> Callable[[Form], Awaitable[dict[str, Any]]]:
-    """What asks this endpoint, as the client that the config names. Raises UnusableReference for a bad key."""
-    call = context.calls.get(config.token_endpoint.backend_ref.label)
-    key = key_of(context, config.private_key_ref, config.key_id)
-    secret = secret_of(context, config.client_secret_ref)
-
-    async def ask(form: Form) -> dict[str, Any]:
-        asked = checked_call(call, allow_plaintext=False)
-        shown = list(form)
-        fields = authentication(config, key, secret, shown)
-        return await ask_json(asked, config.token_endpoint.path, form=shown, fields=fields)
-
-    return ask

@@ -43,7 +43,7 @@ class VaultSession:
     ) -> None:
         self._config = config
         self._secret = secret
-        self._over = _OwnCall(call, loop)
+        self._over = _CallAdapter(call, loop)
         session = requests.Session()
         session.trust_env = False  # no proxy, no netrc
         session.headers.clear()
@@ -189,7 +189,7 @@ class VaultSession:
         return SecretBytes(value.encode())
 
 
-class _OwnCall(BaseAdapter):
+class _CallAdapter(BaseAdapter):
     """Sends what requests has prepared over a call, in the loop of the gateway, for a thread that waits."""
 
     def __init__(self, call: FilterCall, loop: asyncio.AbstractEventLoop) -> None:
@@ -221,8 +221,8 @@ class _OwnCall(BaseAdapter):
 
     def send(self, request: Any, *_: Any, **__: Any) -> requests.Response:
         lines = ((name.lower(), value) for name, value in request.headers.items())
-        fields = [(_octets(name), _octets(value)) for name, value in lines if name not in _OF_CALL]
-        asked = answer_of(self._call, _octets(request.method), request.path_url, fields, _octets(request.body or b""))
+        fields = [(_bytes(name), _bytes(value)) for name, value in lines if name not in _OF_CALL]
+        asked = answer_of(self._call, _bytes(request.method), request.path_url, fields, _bytes(request.body or b""))
         self._is_login = request.path_url.startswith("/v1/auth/")
         self._pending = asyncio.run_coroutine_threadsafe(asked, self._loop)
         if self._is_cancelled:
@@ -240,7 +240,7 @@ class _OwnCall(BaseAdapter):
         pass
 
 
-def _octets(text: str | bytes) -> bytes:
+def _bytes(text: str | bytes) -> bytes:
     return text.encode("latin-1") if isinstance(text, str) else text
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from time import time
 from typing import Final
 
 from egressproxy.filters.limits.rules import QuotaRule, Reservation
+from egressproxy.model.encoding import rfc3339
 
 _PROVIDER_UNITS: Final = {("Requests", "Total"): "requests", ("Tokens", "Total"): "tokens"}
 _ANTHROPIC_UNITS: Final = {
@@ -51,7 +51,7 @@ def provider_fields(provider: str, takes: Iterable[Reservation]) -> FieldLines:
                     f"x-ratelimit-reset-{unit}": _duration(take.reset_s)}  # fmt: skip
         else:
             values = {f"anthropic-ratelimit-{unit}-limit": limit, f"anthropic-ratelimit-{unit}-remaining": left,
-                    f"anthropic-ratelimit-{unit}-reset": _moment(take.reset_s)}  # fmt: skip
+                    f"anthropic-ratelimit-{unit}-reset": rfc3339(time() + take.reset_s)}  # fmt: skip
         lines += [(name.encode(), value.encode()) for name, value in values.items()]
     return tuple(lines)
 
@@ -69,8 +69,3 @@ def _duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole}s"
     return f"{whole // 60}m{whole % 60}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60}m{whole % 60}s"
-
-
-def _moment(seconds: float) -> str:
-    """RFC 3339."""
-    return datetime.fromtimestamp(time() + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

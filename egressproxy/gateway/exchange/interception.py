@@ -221,7 +221,7 @@ class OpenedTls(ServedTls):
             return
         self._speak(peer, partial(OpenedHttp2, tunnel=self._tunnel))
         outer.state.replace(outer.counted, self)
-        self._certificate_cache.add_opened(self)
+        self._certificate_cache.add_connection(self)
         pipeline = outer.pipeline
         self._give_slot_back, pipeline.on_complete = pipeline.on_complete, None
         self._series.tunnel_opened()
@@ -248,7 +248,7 @@ class OpenedTls(ServedTls):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._certificate_cache.end_opened(self)
+        self._certificate_cache.remove_connection(self)
         if self._give_slot_back is not None:
             self._give_slot_back()
             self._series.tunnel_ended()

@@ -21,7 +21,7 @@ from typing import Final
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.base import Rejected
-from egressproxy.filters.messages import Asked, MessageApi, Messages
+from egressproxy.filters.messages import MessageApi, MessageKind, Messages
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
@@ -230,14 +230,14 @@ class MessageRelay:
         )
         response.exchange.bytes_in = size
         try:
-            asked = await in_turns(self._api.asked(message))
+            kind = await in_turns(self._api.kind_of(message))
         except Unreadable as error:
             self._response = response
             refusal = Rejected(f"a message of this WebSocket cannot be looked at: {error}", status=400)
             self._refuse(refusal)
             self._close(CloseCode.POLICY, refusal.message)
             return
-        if asked is Asked.NOTHING:
+        if kind is MessageKind.NO_CONTENT:
             self.server.send_text(self._api.without_content(message))
             return
         self._response = response
@@ -246,7 +246,7 @@ class MessageRelay:
             if self.client.says_no_more:  # it has left while filters waited: the server does not begin
                 return
             self.server.send_text(message)
-            if asked is Asked.RESPONSE:
+            if kind is MessageKind.ASKS_RESPONSE:
                 response.sent()
             else:
                 response.told()
@@ -265,7 +265,7 @@ class MessageRelay:
         if message is None:
             return
         try:
-            aside = self._api.aside(message, is_asked=response is not None)
+            aside = self._api.outside_response(message, is_asked=response is not None)
         except Unreadable as error:
             self._break(WebSocketFault(CloseCode.POLICY, f"it cannot be read: {error}"), self.server)
             return

@@ -1,5 +1,5 @@
-"""CertificateCache: what clients are shown in tunnels that are opened: a certificate for each name, minted at its first
-use.
+"""CertificateCache: the certificates that clients are shown in intercepted tunnels, one for each name, minted at its
+first use.
 
 The certificate of a name is valid for a day, kept, and replaced some hours before it ends. Its TLS context, which takes
 as long to make as a certificate and twenty times its memory, is kept for names that are in use. A snapshot has the
@@ -51,20 +51,20 @@ class _Kept(NamedTuple):
     renewed_at: float
 
 
-class Opened(Protocol):
+class InterceptedConnection(Protocol):
     """A connection with a client that was shown a leaf."""
 
     def abort(self) -> None:
         """Close at once."""
 
 
-class ShownTo:
-    """The connections of clients that were shown leaves of a CA of some clients, over its rotations."""
+class CaLineage:
+    """A CA of some clients, over its rotations: its intercepted connections, and whether it is withdrawn."""
 
     __slots__ = ("connections", "is_withdrawn")
 
     def __init__(self) -> None:
-        self.connections: set[Opened] = set()
+        self.connections: set[InterceptedConnection] = set()
         self.is_withdrawn = False
 
 
@@ -74,8 +74,20 @@ class CertificateCache:
     """
 
     __slots__ = (
-        "_certificates", "_chain_pem", "_clock", "_contexts", "_counted", "_key_pem", "_of_client", "_signer",
-        "_waiting", "max_contexts", "max_leaves", "policy", "secret", "shown_to",
+        "_certificates",
+        "_chain_pem",
+        "_clock",
+        "_contexts",
+        "_counted",
+        "_key_pem",
+        "_of_client",
+        "_signer",
+        "_waiting",
+        "lineage",
+        "max_contexts",
+        "max_leaves",
+        "policy",
+        "secret",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +101,7 @@ class CertificateCache:
         """`clock`: seconds since the epoch."""
         self.secret = secret
         self.max_leaves, self.max_contexts = MAX_LEAVES, MAX_CONTEXTS
-        self.shown_to = ShownTo() if secret else _ALL
+        self.lineage = CaLineage() if secret else _ALL
         self._chain_pem, self._key_pem, self.policy = key
         self._counted = counted
         self._signer = signer
@@ -105,29 +117,29 @@ class CertificateCache:
 
     def withdraw(self) -> None:
         """Nobody is shown its leaves any more, and connections of clients that were are closed."""
-        shown_to = self.shown_to
-        shown_to.is_withdrawn = True
+        lineage = self.lineage
+        lineage.is_withdrawn = True
         self._certificates.clear()
         self._contexts.clear()
-        while shown_to.connections:
-            shown_to.connections.pop().abort()
+        while lineage.connections:
+            lineage.connections.pop().abort()
 
     def follow(self, successor: CertificateCache) -> None:
         """It is rotated: its connections go on, until the successor is withdrawn."""
-        successor.shown_to = self.shown_to
+        successor.lineage = self.lineage
 
     def check_in_force(self) -> None:
         """Raises Denied where the CA was withdrawn. Ask behind whatever may last."""
-        if self.shown_to.is_withdrawn:
+        if self.lineage.is_withdrawn:
             raise no_ca(self.policy, "the CA of this client was withdrawn")
 
-    def add_opened(self, connection: Opened) -> None:
+    def add_connection(self, connection: InterceptedConnection) -> None:
         """A client was shown a leaf."""
         if self.secret:
-            self.shown_to.connections.add(connection)
+            self.lineage.connections.add(connection)
 
-    def end_opened(self, connection: Opened) -> None:
-        self.shown_to.connections.discard(connection)
+    def remove_connection(self, connection: InterceptedConnection) -> None:
+        self.lineage.connections.discard(connection)
 
     def known(self, host: str) -> ssl.SSLContext | None:
         """The context for this name (lower case), if there is one whose leaf still lives for a while."""
@@ -186,7 +198,7 @@ class CertificateCache:
         if not self._of_client[client]:
             del self._of_client[client]
         error = made.exception()
-        if error is None and not self.shown_to.is_withdrawn:
+        if error is None and not self.lineage.is_withdrawn:
             kept, context = made.result()
             if self.secret and is_new:
                 self._counted.of_ca[self.secret] += 1
@@ -202,14 +214,14 @@ class CertificateCache:
                 continue
             if error is not None:
                 future.set_exception(unusable(self.policy, error))
-            elif self.shown_to.is_withdrawn:
+            elif self.lineage.is_withdrawn:
                 future.set_exception(no_ca(self.policy, "the CA of this client was withdrawn"))
             else:
                 future.set_result(context)
 
 
 #: Of CAs for all clients, which are not withdrawn.
-_ALL: Final = ShownTo()
+_ALL: Final = CaLineage()
 
 
 def seen(made: asyncio.Future[ssl.SSLContext]) -> None:

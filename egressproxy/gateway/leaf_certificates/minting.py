@@ -5,6 +5,7 @@ values).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network
@@ -14,12 +15,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from egressproxy.model.certificate import Leaf, why_not_a_ca
@@ -29,6 +25,10 @@ from egressproxy.model.secret import SecretBytes
 LEAF_S: Final = 24 * 3600.0
 #: A leaf begins so long before it is minted, for clients whose clock is behind.
 BACKDATED_S: Final = 3600.0
+#: A DNS name in lower case, for which a CA may be constrained.
+DNS_NAME: Final = re.compile(
+    r"(?=.{1,253}$)(?:[a-z0-9_](?:[-a-z0-9_]{0,61}[a-z0-9_])?\.)*[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+)
 #: Of a common name (RFC 5280, ub-common-name); what is longer stands in the subject alternative name alone.
 _MAX_COMMON_NAME: Final = 64
 

@@ -101,16 +101,8 @@ class DnsConnection(asyncio.Protocol):
     """A client's connection, which counts against the limits of its listener."""
 
     __slots__ = (
-        "_buffer",
-        "_client",
-        "_deadline",
-        "_has_ended",
-        "_is_full",
-        "_pending",
-        "_server",
-        "_state",
-        "_transport",
-    )
+        "_buffer", "_client", "_deadline", "_has_ended", "_is_full", "_pending", "_server", "_state", "_transport",
+    )  # fmt: skip
 
     def __init__(self, server: NameServer, state: OpenConnections) -> None:
         self._server = server

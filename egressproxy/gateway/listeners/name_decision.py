@@ -52,13 +52,13 @@ _OF_CLIENT: Final = frozenset((
     Reason.LOOP_DETECTED, Reason.NEW_NAMES,
 ))  # fmt: skip
 #: What a resolver says of a name: it is no failure.
-SAID: Final = {Reason.DNS_NXDOMAIN: NXDOMAIN, Reason.DNS_NO_ADDRESS: NOERROR}
+NEGATIVE_CODES: Final = {Reason.DNS_NXDOMAIN: NXDOMAIN, Reason.DNS_NO_ADDRESS: NOERROR}
 _EXTENDED: Final = {
     Reason.DNS_TIMEOUT: NO_REACHABLE_AUTHORITY, Reason.OVERLOADED: NOT_READY, Reason.METHOD_NOT_ALLOWED: NOT_SUPPORTED,
 }  # fmt: skip
 
 
-class Way(NamedTuple):
+class AllowedPort(NamedTuple):
     """A port on which a name is allowed, and its route there."""
 
     port: int
@@ -66,17 +66,17 @@ class Way(NamedTuple):
     noted: Noted
 
 
-def ways(listener: ActiveListener, host: str, named: NamedPorts) -> Iterator[Way]:
+def allowed_ports(listener: ActiveListener, host: str, named: NamedPorts) -> Iterator[AllowedPort]:
     """The ports on which the name is allowed. Raises the denial of the first port where the name is allowed on none."""
     first, is_allowed = None, False
     for port in _candidates(listener, host, named):
         try:
-            way = Way(port, *decide_name(listener, Authority(host, port)))
+            allowed = AllowedPort(port, *decide_name(listener, Authority(host, port)))
         except GatewayError as error:
             first = first or error.with_traceback(None)
             continue
         is_allowed = True
-        yield way
+        yield allowed
     if not is_allowed and first is not None:
         raise first
 
@@ -191,8 +191,8 @@ def own_addresses(listener: ActiveListener) -> tuple[IPAddress, ...]:
 
 def code_for(error: GatewayError, settings: NameServerIR) -> int:
     """The response code of an error: NXDOMAIN, where it is chosen, for names that policy denies."""
-    if error.reason in SAID:
-        return SAID[error.reason]
+    if error.reason in NEGATIVE_CODES:
+        return NEGATIVE_CODES[error.reason]
     if error.reason is Reason.OVERLOADED or not is_denial(error):
         return SERVFAIL
     hides = settings.denials is NameDenials.NXDOMAIN and extended_code(error) == BLOCKED

@@ -29,14 +29,14 @@ from egressproxy.gateway.exchange.error_responses import internal_fault
 from egressproxy.gateway.exchange.identification import identify_stream
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.listeners.name_decision import (
-    SAID,
+    NEGATIVE_CODES,
+    AllowedPort,
     NamedPorts,
-    Way,
+    allowed_ports,
     cluster_for,
     code_for,
     extended_code,
     own_addresses,
-    ways,
 )
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.snapshot import ActiveListener, Port
@@ -52,7 +52,6 @@ from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 from egressproxy.protocols.dns.messages import (
     AAAA,
     AXFR,
-    CODES,
     IXFR,
     NOERROR,
     NOT_READY,
@@ -70,6 +69,7 @@ from egressproxy.protocols.dns.messages import (
 from egressproxy.telemetry.event_aggregator import Refusal
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.dns_client import ASKING
+from egressproxy.upstream.dns_message import code_name
 from egressproxy.upstream.dns_server import Server
 from egressproxy.upstream.lookups import Waiter
 from egressproxy.upstream.new_hostname_rate_limit import KeyedTables, NewHostnameRateLimit
@@ -78,8 +78,6 @@ from egressproxy.upstream.new_hostname_rate_limit import KeyedTables, NewHostnam
 MAX_WAITING: Final = 2048
 #: The most buckets of queries, of which a client has one over UDP and one over TCP.
 MAX_CLIENTS: Final = 16_384
-#: Rounding in sums of intervals.
-_ROUNDING: Final = 1e-6
 TOO_MANY: Final = Refusal(
     Reason.REQUEST_RATE,
     "a DNS query was dropped: its client asks more often than nameServer.queries allows",
@@ -90,7 +88,7 @@ Send = Callable[[bytes], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _PendingQuery:
     """A query until it is answered. `listener` has the policies for its client."""
 
     query: DnsQuery
@@ -101,7 +99,7 @@ class _Asked:
     pipeline: Pipeline = field(default_factory=Pipeline)
     tenant: Tenant | None = None
     waits_for: str = ""  # the client whose share of MAX_WAITING is one less meanwhile
-    ways: Iterator[Way] = field(default_factory=lambda: iter(()))
+    ports: Iterator[AllowedPort] = field(default_factory=lambda: iter(()))
 
     @property
     def settings(self) -> NameServerIR:
@@ -138,7 +136,7 @@ class NameServer:
         try:
             query = read_query(wire)
         except BadQuery as bad:
-            result = "dropped" if bad.code is None or is_limited else CODES[bad.code].lower()
+            result = "dropped" if bad.code is None or is_limited else code_name(bad.code).lower()
             self._count(listener, "-", result)
             send(b"" if is_limited else bad.response)
             return
@@ -148,7 +146,7 @@ class NameServer:
         exchange = self._accounting.new_exchange(client, listener, ANONYMOUS)
         exchange.scheme, exchange.method, exchange.bytes_in = b"dns", query.type_name.encode(), len(wire)
         exchange.take(TRACE)  # spans are those of HTTP
-        asked = _Asked(query, exchange, listener, send, is_tcp)
+        asked = _PendingQuery(query, exchange, listener, send, is_tcp)
         try:
             self._admit(asked)
             self._look_up(asked)
@@ -167,14 +165,9 @@ class NameServer:
         if counts is None:
             digest = blake2b(repr(("nameServer.queries", key)).encode(), digest_size=KEY_BYTES).digest()
             counts = self._rates[key] = self._tables(digest, MAX_CLIENTS)
-        interval_s, now = settings.queries_window_s / settings.queries, monotonic()
-        with counts.lock:
-            at = counts.find_text(f"{'tcp ' * is_tcp}{client}".encode("utf-8", "surrogatepass"), now)
-            until = max(counts.cells[at], now)
-            is_limited = until - now > interval_s * (settings.queries - 1 + _ROUNDING)
-            if not is_limited:
-                counts.cells[at] = until + interval_s
-        return bool(is_limited)
+        interval_s = settings.queries_window_s / settings.queries
+        text = f"{'tcp ' * is_tcp}{client}".encode("utf-8", "surrogatepass")
+        return counts.take_token(text, monotonic(), settings.queries, interval_s) > 0
 
     def _limit(self, query: DnsQuery, listener: ActiveListener, send: Send, *, is_tcp: bool) -> None:
         """Over UDP the sender may be anybody: every second query gets no answer, the others one by which a client that
@@ -193,10 +186,9 @@ class NameServer:
         key = settings.new_names, settings.new_names_window_s
         limit = self._new_names.get(key)
         if limit is None:
-            limit = self._new_names[key] = NewHostnameRateLimit(*key, self._tables, "nameServer.newNames")
+            limit = self._new_names[key] = NewHostnameRateLimit(*key, self._tables, field="nameServer.newNames")
         exceeded = limit.take(client, host, monotonic())
         if exceeded is not None:
-            exceeded.remedy = exceeded.remedy.replace("dns.newNames", "nameServer.newNames")
             raise exceeded
 
     def _check_servers(self, servers: Sequence[Server]) -> None:
@@ -206,7 +198,7 @@ class NameServer:
                 raise _loop(f"the name server {server.label} is a listener of this gateway")
 
     # --- client and name ------------------------------------------------------------------------------------------
-    def _admit(self, asked: _Asked) -> None:
+    def _admit(self, asked: _PendingQuery) -> None:
         """Find out who asks, and on which ports the name is allowed. Raises GatewayError where it is on none."""
         query, exchange = asked.query, asked.exchange
         with suppress(AuthorityError):
@@ -227,18 +219,18 @@ class NameServer:
             raise Denied(Reason.METHOD_NOT_ALLOWED, message, status=405, remedy=remedy)
         if exchange.authority is None:
             raise Denied(Reason.DESTINATION_NOT_ALLOWED, "the name of the query is not that of a host")
-        asked.ways = ways(asked.listener, exchange.authority.host, self._named_ports)
+        asked.ports = allowed_ports(asked.listener, exchange.authority.host, self._named_ports)
 
     # --- its addresses -----------------------------------------------------------------------------------------------
-    def _look_up(self, asked: _Asked) -> None:
+    def _look_up(self, asked: _PendingQuery) -> None:
         """Answer the query, or begin to. Raises GatewayError."""
         exchange, query = asked.exchange, asked.query
         authority = exchange.authority
         assert authority is not None
-        way = next(asked.ways)  # raises where there is none
-        exchange.authority = Authority(authority.host, way.port)
-        exchange.route, exchange.series = way.route.name, way.route.series
-        exchange.note_denials(*way.noted)
+        allowed = next(asked.ports)  # raises where there is none
+        exchange.authority = Authority(authority.host, allowed.port)
+        exchange.route, exchange.series = allowed.route.name, allowed.route.series
+        exchange.note_denials(*allowed.noted)
         if query.kind not in (A, AAAA):
             # HTTPS and SVCB, too: a record with the keys of Encrypted Client Hello would hide names from policy.
             self._answer(asked, (), asked.settings.max_ttl_s)
@@ -246,11 +238,11 @@ class NameServer:
         if asked.settings.addresses is NameAddresses.GATEWAY or authority.host == OWN_HOST:
             self._answer(asked, own_addresses(asked.listener), asked.settings.max_ttl_s)
             return
-        cluster = cluster_for(asked.listener, way.route, authority.host)
+        cluster = cluster_for(asked.listener, allowed.route, authority.host)
         resolver = cluster.opener.resolver
         found = resolver.cached(authority.host)
         if found is not None:
-            self._found(asked, cluster, way, found)
+            self._found(asked, cluster, allowed, found)
             return
         client, who = client_of(exchange), identity_of(exchange)
         if not resolver.why_not_asked(authority.host):
@@ -261,43 +253,45 @@ class NameServer:
             raise LimitExceeded(Reason.OVERLOADED, "too many queries wait for an answer", status=503, retry_after_s=1)
         asked.waits_for = client
         waiter = resolver.resolve(authority.host, client, who)
-        waiter.add_done_callback(partial(self._resolved, asked, cluster, way))
+        waiter.add_done_callback(partial(self._resolved, asked, cluster, allowed))
 
-    def _resolved(self, asked: _Asked, cluster: Cluster, way: Way, waiter: Waiter) -> None:
+    def _resolved(self, asked: _PendingQuery, cluster: Cluster, allowed: AllowedPort, waiter: Waiter) -> None:
         try:
-            self._found(asked, cluster, way, waiter.result())
+            self._found(asked, cluster, allowed, waiter.result())
         except GatewayError as error:
             self._fail(asked, error.with_traceback(None))
         except Exception as error:
             self._fail(asked, internal_fault(error, f"exchange {asked.exchange.request_id}"))
 
-    def _found(self, asked: _Asked, cluster: Cluster, way: Way, resolved: Sequence[IPAddress]) -> None:
+    def _found(
+        self, asked: _PendingQuery, cluster: Cluster, allowed: AllowedPort, resolved: Sequence[IPAddress]
+    ) -> None:
         """Answer with those of the addresses that policy lets be dialled on some port. Raises Denied."""
         authority = asked.exchange.authority
         assert authority is not None
         host, policy = authority.host, cluster.opener.address_policy()
         try:
-            addresses = policy.check(host, resolved, way.port)
+            addresses = policy.check(host, resolved, allowed.port)
         except Denied as denied:
             addresses = next(_checked(asked, cluster, resolved), ())
             if not addresses:
                 raise denied.with_traceback(None) from None
-        if policy.reports and policy.would_deny(addresses, way.port, resolved):
+        if policy.reports and policy.would_deny(addresses, allowed.port, resolved):
             asked.exchange.note_denials(Reason.ADDRESS_DENIED)
         left_s = cluster.opener.resolver.fresh_s(host)
         self._answer(asked, addresses, max(1.0, min(left_s, asked.settings.max_ttl_s)))
 
     # --- the end -----------------------------------------------------------------------------------------------------
-    def _answer(self, asked: _Asked, addresses: Sequence[IPAddress], ttl_s: float) -> None:
+    def _answer(self, asked: _PendingQuery, addresses: Sequence[IPAddress], ttl_s: float) -> None:
         asked.exchange.addresses = tuple(addresses)
         asked.exchange.status = 200
         response = write_response(asked.query, NOERROR, addresses=addresses, ttl_s=int(ttl_s), is_tcp=asked.is_tcp)
         self._end(asked, NOERROR, response)
 
-    def _fail(self, asked: _Asked, error: GatewayError) -> None:
+    def _fail(self, asked: _PendingQuery, error: GatewayError) -> None:
         exchange, reason = asked.exchange, error.reason
         exchange.status = error.status
-        code = SAID.get(reason)
+        code = NEGATIVE_CODES.get(reason)
         if code is not None:
             exchange.reason, exchange.status = reason, 404
             self._end(asked, code, write_response(asked.query, code, is_tcp=asked.is_tcp))
@@ -308,15 +302,15 @@ class NameServer:
         told = ExtendedError(extended_code(error), text)
         self._end(asked, code, write_response(asked.query, code, error=told, is_tcp=asked.is_tcp))
 
-    def _end(self, asked: _Asked, code: int, response: bytes) -> None:
+    def _end(self, asked: _PendingQuery, code: int, response: bytes) -> None:
         """Send the response, count the query and log it."""
-        exchange, asked.ways = asked.exchange, iter(())
+        exchange, asked.ports = asked.exchange, iter(())
         if asked.waits_for:
             self._waiting.give_back(asked.waits_for)
         if asked.tenant is not None:
             asked.tenant.leave()
         exchange.bytes_out = len(response)
-        exchange.add_log_fields({"dns_code": CODES[code], "addresses": [str(each) for each in exchange.addresses]})
+        exchange.add_log_fields({"dns_code": code_name(code), "addresses": [str(each) for each in exchange.addresses]})
         identity = exchange.identity
         if identity is not ANONYMOUS:
             exchange.series = self.metrics.of_client(exchange.series, identity, is_denied=exchange.denied)
@@ -324,7 +318,7 @@ class NameServer:
         exchange.series.observe(exchange)
         self._accounting.access_log.record(exchange)
         exchange.forget_state()
-        self._count(asked.listener, asked.query.type_name, CODES[code].lower(), exchange)
+        self._count(asked.listener, asked.query.type_name, code_name(code).lower(), exchange)
         asked.send(response)
 
     def _count(self, listener: ActiveListener, kind: str, result: str, exchange: Exchange | None = None) -> None:
@@ -337,15 +331,15 @@ class NameServer:
 _TYPE_NAMES: Final = frozenset((*TYPES.values(), "-"))
 
 
-def _checked(asked: _Asked, cluster: Cluster, resolved: Sequence[IPAddress]) -> Iterator[tuple[IPAddress, ...]]:
-    """What the address policy of each further way lets be dialled, of those whose names `cluster` resolves, too."""
+def _checked(asked: _PendingQuery, cluster: Cluster, resolved: Sequence[IPAddress]) -> Iterator[tuple[IPAddress, ...]]:
+    """What the address policy of each further port lets be dialled, of those whose names `cluster` resolves, too."""
     assert asked.exchange.authority is not None
     host = asked.exchange.authority.host
-    for way in asked.ways:
+    for allowed in asked.ports:
         with suppress(Denied, GatewayFault):
-            opener = cluster_for(asked.listener, way.route, host).opener
+            opener = cluster_for(asked.listener, allowed.route, host).opener
             if opener.resolver is cluster.opener.resolver:
-                yield opener.address_policy().check(host, resolved, way.port)
+                yield opener.address_policy().check(host, resolved, allowed.port)
 
 
 def _loop(what: str) -> Denied:

@@ -20,6 +20,7 @@ from egressproxy.config.served_kinds import OURS
 from egressproxy.kubeapi.kinds import KINDS
 from egressproxy.kubeapi.read.objects import ObjectSource
 from egressproxy.kubeapi.read.representations import uid_of
+from egressproxy.model.encoding import rfc3339
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.telemetry.event_aggregator import InvolvedObject, Notice
 from egressproxy.telemetry.events import Events
@@ -123,7 +124,7 @@ def published(
         "name": name,
         "namespace": namespace,
         "uid": uid_of(("events.k8s.io", "Event", namespace, name)),
-        "creationTimestamp": _time(notice.first_s),
+        "creationTimestamp": rfc3339(notice.first_s),
     }
     core: dict[str, Any] = {
         "apiVersion": "v1",
@@ -138,8 +139,8 @@ def published(
         "involvedObject": found[notice.regarding],
         "message": notice.message,
         "source": {"component": CONTROLLER},
-        "firstTimestamp": _time(notice.first_s),
-        "lastTimestamp": _time(notice.last_s),
+        "firstTimestamp": rfc3339(notice.first_s),
+        "lastTimestamp": rfc3339(notice.last_s),
         "count": notice.count,
     }
     if notice.count > 1:
@@ -149,11 +150,6 @@ def published(
     newer = {_NEWER_NAMES.get(field, field): value for field, value in core.items()}
     for group, manifest in (("", core), ("events.k8s.io", {**newer, "apiVersion": "events.k8s.io/v1"})):
         yield PublishedObject(group, "Event", namespace, name, json.dumps(manifest).encode())
-
-
-def _time(seconds: float) -> str:
-    """metav1.Time."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _micro_time(seconds: float) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
+from time import time
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -34,6 +34,7 @@ from egressproxy.kubeapi.write.pruning import pruned
 from egressproxy.kubeapi.write.refusals import bad_request, conflict, invalid, refusal_of, title
 from egressproxy.kubeapi.write.staging import FIRST_LINE, file_of, usage
 from egressproxy.kubeapi.write.write import FieldValidation, Verb, Write, WriteRefused
+from egressproxy.model.encoding import rfc3339
 
 Manifest = dict[str, Any]
 
@@ -87,7 +88,7 @@ def _changed(resources: ResourceSet, write: Write, folder: Path, waiting: tuple[
             (each for each in resources.objects if each is not old), resources.warnings, read=resources.read
         )
         return AppliedWrite(write, rest, old, "", Path(old.origin.file))
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = rfc3339(time())
     manifest, warnings = _made(write, current, body, now)
     _settle(manifest, write, current, now)
     if old is not None and current is not None and _without_times(manifest) == _without_times(current):

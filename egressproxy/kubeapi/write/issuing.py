@@ -12,30 +12,28 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from pydantic import ValidationError
 
+from egressproxy.config.compile.certificates import dns_constraints
 from egressproxy.config.compile.policies.signing_cas import ISSUED_TYPE, IssuedCa, issued_cas
 from egressproxy.config.explanations import explain, path_text
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.core import Secret
 from egressproxy.config.resources.policy import EgressPolicy, InterceptSubject
-from egressproxy.gateway.leaf_certificates.minting import new_ca
+from egressproxy.gateway.leaf_certificates.minting import DNS_NAME, new_ca
 from egressproxy.kubeapi.write.refusals import unreadable
 from egressproxy.kubeapi.write.write import WriteRefused
+from egressproxy.model.encoding import rfc3339
 from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.pickling import loads
 
 #: A name of a Secret that is a label, too: it becomes part of a file's name, and of a common name.
 _NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-_PERMITTED: Final = re.compile(
-    r"(?=.{1,253}$)(?:[a-z0-9_](?:[-a-z0-9_]{0,61}[a-z0-9_])?\.)*[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
-)
 MAX_PERMITTED: Final = 64
 #: Of a CA, in seconds.
 MIN_LIFETIME_S: Final = 60.0
@@ -149,7 +147,7 @@ def _permitted(hostnames: tuple[str, ...], query: IssuingQuery) -> Iterator[str]
     if len(query.permitted) > MAX_PERMITTED:
         raise _invalid(f"a CA is for at most {MAX_PERMITTED} names")
     for name in query.permitted or bases:
-        if not _PERMITTED.fullmatch(name) or not any(name == each or name.endswith(f".{each}") for each in bases):
+        if not DNS_NAME.fullmatch(name) or not any(name == each or name.endswith(f".{each}") for each in bases):
             raise _invalid(f"{name[:253]!r} is not below a name in intercept.hostnames")
         yield name
 
@@ -172,7 +170,7 @@ def _manifest(
 def _shown(policy: EgressPolicy, ca: IssuedCa) -> dict[str, Any]:
     chain = ca.secret.value("tls.crt")
     facts = _facts(policy, ca.secret.name, ca.subject, chain.reveal() if chain is not None else b"")
-    is_over = facts["notAfter"] and facts["notAfter"] <= _date(datetime.now(UTC))
+    is_over = facts["notAfter"] and facts["notAfter"] <= rfc3339(time.time())
     return {**facts, "state": "withdrawn" if ca.is_withdrawn else "expired" if is_over else "in force"}
 
 
@@ -185,25 +183,13 @@ def _facts(policy: EgressPolicy, name: str, subject: InterceptSubject, chain_pem
     return {
         **shown,
         "sha256": certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
-        "notAfter": _date(certificate.not_valid_after_utc),
-        "permitted": _names_of(certificate),
+        "notAfter": rfc3339(certificate.not_valid_after_utc.timestamp()),
+        "permitted": dns_constraints(certificate)[0],
     }
-
-
-def _names_of(certificate: x509.Certificate) -> list[str]:
-    try:
-        found = certificate.extensions.get_extension_for_class(x509.NameConstraints).value
-    except x509.ExtensionNotFound:
-        return []
-    return [each.value for each in found.permitted_subtrees or () if isinstance(each, x509.DNSName)]
 
 
 def _json(subject: InterceptSubject) -> str:
     return subject.model_dump_json(by_alias=True, exclude_none=True)
-
-
-def _date(when: datetime) -> str:
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _invalid(message: str) -> WriteRefused:

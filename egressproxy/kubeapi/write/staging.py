@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.model.state_folder import MARK
-from egressproxy.processes.durable_file import sync_folder
+from egressproxy.net.durable_file import sync_folder
 
 LOCK: Final = ".lock"
 #: The first line of every file: YAML that is invalid Python, so that the file of an object is never a program.

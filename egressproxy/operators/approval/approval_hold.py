@@ -369,17 +369,12 @@ def _share_of_client(context: FilterContext) -> ConcurrencyRule:
     )
 
 
-def _refs(config: ApprovalHoldConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
-    return (("webhook", config.webhook),) if config.webhook is not None else ()
-
-
 APPROVAL_HOLD: Final = FilterType(
     name="egressproxy.io/ApprovalHold:v1",
     phases=frozenset((Phase.REQUEST_HEADERS,)),
     config_model=ApprovalHoldConfig,
     build=ApprovalHold,
     also=frozenset((Phase.REQUEST_BODY,)),
-    backend_refs=_refs,
     is_shared=True,
     summary="Has requests, or calls of tools, wait until a person has approved them.",
 )

@@ -83,10 +83,6 @@ class AuditConfig(FilterConfig):
         return ChainSettings(key, self.sync, self.rotate_bytes, self.rotate_seconds, self.max_waiting)
 
 
-def secret_refs(config: Any) -> tuple[SecretRef, ...]:
-    return (config.key_ref,) if config.key_ref is not None else ()
-
-
 def folder_problem(config: Any) -> str:
     """Why this process cannot write to the folder; "" where it can."""
     folder = config.folder
@@ -233,7 +229,6 @@ AUDIT = FilterType(
     config_model=AuditConfig,
     build=Audit,
     also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
-    secret_refs=secret_refs,
     machine_field=lambda _config: "folder",
     machine_problem=folder_problem,
     summary="Writes a record of each exchange into hash-chained files, which `egressproxy audit verify` checks.",

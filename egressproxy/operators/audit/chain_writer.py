@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from typing import IO, Any, Final, Literal
 
 from egressproxy import __version__
 from egressproxy.model.secret import SecretBytes
+from egressproxy.net.file_lock import try_lock
 from egressproxy.operators.audit.record_chain import (
     HMAC_SHA256,
     SHA256,
@@ -260,9 +260,7 @@ class ChainWriter:
         """Lock the first free chain. Raises OSError."""
         for number in range(MAX_CHAINS):
             file = open(self.folder / f"audit-{number}.lock", "ab", opener=for_its_owner)  # noqa: SIM115 (held)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(file.fileno()):
                 file.close()
                 continue
             self._lock, self.chain = file, str(number)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import chain
 from operator import attrgetter
+from time import time
 from typing import Any, Final
 
+from egressproxy.model.encoding import rfc3339
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.processes.loader.result import shown
 
@@ -32,7 +33,7 @@ class PublishedConfiguration:
     def publish(self, packed: bytes, rejection: str, reason: str = "Invalid") -> None:
         """Show `packed` objects. `rejection`: why the latest is not in service, "" if it is; `reason`: in one word."""
         was = self._packed
-        since = was.since if was.rejection and rejection else datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        since = was.since if was.rejection and rejection else rfc3339(time())
         self._show(replace(was, packed=packed, rejection=rejection, reason=reason, since=since))
 
     def show_catalogue(self, packed: bytes) -> None:

@@ -68,10 +68,8 @@ def builtin(port: int) -> CompiledConfig:
     warning = Problem("", 0, 0, "", "", open_proxy_warning(port), "", Severity.WARNING, "OpenProxy")
     config = open_proxy(port)
     found = otlp_settings(os.environ)
-    config = replace(config, collectors=found.collectors)
-    if found.traces is not None:
-        tracing = found.traces.tracing
-        config = replace(config, listeners=tuple(replace(each, tracing=tracing) for each in config.listeners))
+    listeners = tuple(replace(each, tracing=found.traces) for each in config.listeners)
+    config = replace(config, listeners=listeners, collectors=found.collectors)
     return CompiledConfig(pack(config), places(config), findings=(warning,))
 
 

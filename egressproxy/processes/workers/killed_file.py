@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from egressproxy.gateway.identity.killed_identities import MAX_KILLED, KilledIdentities, KilledIdentity
 from egressproxy.model.strict_json import loads_strictly
-from egressproxy.processes.durable_file import replace_file
+from egressproxy.net.durable_file import replace_file
 
 #: In the folder of `--state-dir`. Objects of the API have names without a dot in front.
 NAME: Final = ".kill-switch.json"

@@ -34,10 +34,6 @@ TYPES: Final = {
 }  # fmt: skip
 NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED = range(6)
 BADVERS: Final = 16
-CODES: Final = {
-    NOERROR: "NOERROR", FORMERR: "FORMERR", SERVFAIL: "SERVFAIL", NXDOMAIN: "NXDOMAIN", NOTIMP: "NOTIMP",
-    REFUSED: "REFUSED", BADVERS: "BADVERS",
-}  # fmt: skip
 #: Extended DNS Errors (RFC 8914 section 4).
 OTHER, NOT_READY, BLOCKED, PROHIBITED, NOT_SUPPORTED, NO_REACHABLE_AUTHORITY = 0, 14, 15, 18, 21, 22
 
@@ -74,7 +70,7 @@ class BadQuery(Exception):
     """No query that can be answered. `response`: what is sent, with this code; b"" for nothing."""
 
     def __init__(self, code: int | None, response: bytes = b"") -> None:
-        super().__init__("no answer" if code is None else CODES[code])
+        super().__init__(code)
         self.code = code
         self.response = response
 

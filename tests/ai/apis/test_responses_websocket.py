@@ -11,7 +11,7 @@ from egressproxy.ai.apis.apis import operation_of
 from egressproxy.ai.apis.request import AiRequest
 from egressproxy.ai.apis.responses_websocket import ResponsesMessages
 from egressproxy.ai.apis.websockets import asks_for_messages
-from egressproxy.filters.messages import MESSAGES, Asked, Messages, ServerEvent, are_read
+from egressproxy.filters.messages import MESSAGES, MessageKind, Messages, ServerEvent, are_read
 from egressproxy.filters.testing import exchange
 from egressproxy.model.strict_json import Unreadable
 from egressproxy.model.work import at_once
@@ -44,7 +44,7 @@ def test_what_asks_for_a_response_says_the_same_as_a_request():
     ],
 )
 def test_the_events_of_a_client(message: dict[str, Any], begins: bool):
-    assert (at_once(API.asked(json.dumps(message).encode())) is Asked.RESPONSE) is begins
+    assert (at_once(API.kind_of(json.dumps(message).encode())) is MessageKind.ASKS_RESPONSE) is begins
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_events_of_a_client(message: dict[str, Any], begins: bool):
 )  # fmt: skip
 def test_what_is_not_known_of_a_client_is_not_readable(message: bytes):
     with pytest.raises(Unreadable):
-        at_once(API.asked(message))
+        at_once(API.kind_of(message))
 
 
 def test_an_event_of_the_server_is_one_of_a_stream_and_comes_back():

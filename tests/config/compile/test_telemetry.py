@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from egressproxy.config.compile.interface import Compiled, Defaults
-from egressproxy.config.otlp_environment import NO_TELEMETRY, OtlpSettings, TracingDefaults
+from egressproxy.config.otlp_environment import NO_TELEMETRY, OtlpSettings
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.doors.catalog import Catalog
@@ -39,7 +39,7 @@ def telemetry(name: str = "t", *, targets: Any = (GATEWAY,), annotations: Any = 
     return made
 
 
-def compile_of(*more: Manifest, tracing: TracingDefaults | None = None) -> Compiled:
+def compile_of(*more: Manifest, tracing: TracingIR | None = None) -> Compiled:
     objects = [
         m.gateway(m.forward_listener(3128)), m.policy(["a.example"]), m.backend("otel", "otel.example", 4318), *more,
     ]  # fmt: skip
@@ -228,7 +228,7 @@ def test_policies_of_the_gateway_add_nothing_to_requests_for_the_collector():
     assert tracing_of(made).collector.backend.extensions == ()
 
 
-DEFAULT = TracingDefaults(OWN, 0.25)
+DEFAULT = TracingIR(OWN, 0.25, 1.0)
 
 
 def test_collectors_of_the_process_reach_those_who_serve():

@@ -6,7 +6,8 @@ import pytest
 
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import FilterContext, Phase, UnusableReference
-from egressproxy.filters.credentials.config import CredentialInjectorConfig, machine_field, secret_refs
+from egressproxy.filters.credentials.config import CredentialInjectorConfig, machine_field
+from egressproxy.filters.settings import secret_refs
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.exchange import CALLERS_OWN
 from tests.filters.credentials.kit import ENDPOINT, LABEL, Endpoint, exchange, granted, injector, sent

@@ -5,7 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from egressproxy.filters.credentials.config import CredentialInjectorConfig, backend_refs, machine_field, secret_refs
+from egressproxy.filters.credentials.config import CredentialInjectorConfig, machine_field
+from egressproxy.filters.settings import backend_refs, secret_refs
 from egressproxy.filters.validation import validated
 from tests.filters.credentials.kit import ENDPOINT
 from tests.filters.credentials.test_aws_injector import REFS, SESSION

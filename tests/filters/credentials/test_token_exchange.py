@@ -12,8 +12,9 @@ import pytest
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.credentials import exchanged_tokens
-from egressproxy.filters.credentials.config import backend_refs, machine_field, secret_refs
+from egressproxy.filters.credentials.config import machine_field
 from egressproxy.filters.credentials.token_exchange import TokenExchangeInjector
+from egressproxy.filters.settings import backend_refs, secret_refs
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity, CallerToken
 from egressproxy.model.exchange import CALLERS_OWN, BackendOrigin
 from egressproxy.model.fields import Fields

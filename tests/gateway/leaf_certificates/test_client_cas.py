@@ -95,7 +95,7 @@ def test_a_ca_that_is_gone_is_withdrawn_and_one_that_is_rotated_goes_on():
     counted.of_ca.update({"agents/a": 1, "agents/b": 1, "agents/c": 1})
     shown = [(each, Connection()) for each in (gone, kept, rotated, everybody)]
     for cache, connection in shown:
-        cache.add_opened(connection)
+        cache.add_connection(connection)
     after = CertificateCaches(before)
     after.of(key("b"), counted, "agents/b")
     after.of(key("a", "agents/other"), counted, "agents/a")  # of another policy
@@ -106,7 +106,7 @@ def test_a_ca_that_is_gone_is_withdrawn_and_one_that_is_rotated_goes_on():
     with pytest.raises(Denied, match="withdrawn"):
         gone.check_in_force()
     late = Connection()
-    rotated.add_opened(late)  # its handshake began before the rotation
+    rotated.add_connection(late)  # its handshake began before the rotation
     last = CertificateCaches(after)
     after.replaced_by(last, counted)
     assert [connection.is_aborted for _, connection in shown] == [True, True, True, False]
@@ -121,14 +121,14 @@ def test_a_withdrawal_holds_over_several_rotations():
     counted, all_caches = Interceptions(), [CertificateCaches()]
     caches = [all_caches[0].of(key("0"), counted, "agents/a")]
     ended, late = Connection(), Connection()
-    caches[0].add_opened(ended)
+    caches[0].add_connection(ended)
     for number in (1, 2):
         all_caches.append(CertificateCaches(all_caches[-1]))
         caches.append(all_caches[-1].of(key(str(number)), counted, "agents/a"))
         all_caches[-2].replaced_by(all_caches[-1], counted)
-    caches[0].end_opened(ended)
-    caches[0].add_opened(late)  # its handshake began before both
-    assert caches[-1].shown_to.connections == {late}
+    caches[0].remove_connection(ended)
+    caches[0].add_connection(late)  # its handshake began before both
+    assert caches[-1].lineage.connections == {late}
     all_caches[-1].replaced_by(CertificateCaches(all_caches[-1]), counted)
     assert late.is_aborted
     with pytest.raises(Denied, match="withdrawn"):

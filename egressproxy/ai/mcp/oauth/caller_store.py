@@ -9,11 +9,8 @@ Changes are made under a lock of the caller, which holds between processes: a re
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import json
 import os
-import secrets
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,13 +20,14 @@ from typing import Any, Final
 
 from egressproxy.filters.credentials.refresher import FetchError
 from egressproxy.model.secret import SecretBytes
+from egressproxy.net.durable_file import replace_file
+from egressproxy.net.file_lock import try_lock
 
 #: The longest file, in bytes.
 MAX_FILE: Final = 1024 * 1024
 #: How long to wait for the lock of a caller, in seconds, and between two attempts.
 LOCK_S: Final = 30.0
 PAUSE_S: Final = 0.02
-_NONCE: Final = 12
 
 #: By what a change of a file is seen: inode, time of change, size.
 Stamp = tuple[int, int, int]
@@ -85,18 +83,8 @@ class CallerStore:
     def _write(self, caller: str, entry: dict[str, Any]) -> None:
         path = self._path(caller)
         data = json.dumps({**entry, "caller": caller, "owner": self._owner}).encode()
-        made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(self._encrypted(path.name, data))
-                    file.flush()
-                    os.fsync(descriptor)
-                os.replace(made, path)
-            except OSError:
-                os.unlink(made)
-                raise
+            replace_file(path, self._encrypted(path.name, data))
         except OSError as error:
             raise FetchError(f"stateFolder: {path} cannot be written ({error.strerror})") from None
 
@@ -112,11 +100,7 @@ class CallerStore:
         except OSError as error:
             raise FetchError(f"stateFolder: {path} cannot be opened ({error.strerror})") from None
         try:
-            until = asyncio.get_running_loop().time() + LOCK_S
-            while not _is_locked(descriptor):
-                if asyncio.get_running_loop().time() > until:
-                    raise FetchError("stateFolder: another request of this caller does not end")
-                await asyncio.sleep(PAUSE_S)
+            await _wait_for(descriptor)
             yield
         finally:
             os.close(descriptor)  # which ends the lock
@@ -128,30 +112,26 @@ class CallerStore:
     def _encrypted(self, name: str, data: bytes) -> bytes:
         if self._key is None:
             return data
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # few processes need it
+        from egressproxy.model.sealing import seal  # few processes need it
 
-        nonce = os.urandom(_NONCE)
-        return nonce + AESGCM(self._key.reveal()).encrypt(nonce, data, name.encode())
+        return seal(self._key.reveal(), data, name.encode())
 
     def _decrypted(self, name: str, data: bytes) -> bytes:
         """Raises ValueError."""
         if self._key is None:
             return data
-        from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        from egressproxy.model.sealing import unseal
 
-        try:
-            return AESGCM(self._key.reveal()).decrypt(data[:_NONCE], data[_NONCE:], name.encode())
-        except InvalidTag:
-            raise ValueError("it was not encrypted with this key") from None
+        return unseal(self._key.reveal(), data, name.encode())
 
 
-def _is_locked(descriptor: int) -> bool:
-    """Whether the lock was free, and is ours now. Raises FetchError."""
+async def _wait_for(descriptor: int) -> None:
+    """Take this lock. Raises FetchError."""
+    until = asyncio.get_running_loop().time() + LOCK_S
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while not try_lock(descriptor):
+            if asyncio.get_running_loop().time() > until:
+                raise FetchError("stateFolder: another request of this caller does not end")
+            await asyncio.sleep(PAUSE_S)
     except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
         raise FetchError(f"stateFolder: its files cannot be locked ({error.strerror})") from None
-    return True

@@ -145,16 +145,3 @@ class McpAuthorizationConfig(FilterConfig):
             raise ValueError("`clientSecretRef` and `privateKeyRef` belong to a `clientId`: add it")
         if by_code and not parse_url(self.redirect_uri).path.strip("/"):
             raise FieldFault("`redirectUri` needs a path of its own, such as /oauth/callback", "redirectUri")
-
-
-def secret_refs(config: McpAuthorizationConfig) -> tuple[SecretRef, ...]:
-    refs = (config.client_secret_ref, config.private_key_ref, config.encryption_key_ref)
-    return tuple(ref for ref in refs if ref is not None)
-
-
-def backend_refs(config: McpAuthorizationConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
-    found = [(f"authorizationServers[{n}].backendRef", each.backend_ref)
-             for n, each in enumerate(config.authorization_servers)]  # fmt: skip
-    if config.metadata_ref is not None:
-        found.append(("metadataRef", config.metadata_ref))
-    return tuple(found)

@@ -8,7 +8,6 @@ Model Context Protocol 2026-07-28, Authorization.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +16,7 @@ from egressproxy.filters.base import FilterContext
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 from egressproxy.filters.credentials.token_endpoint import answer_of, checked_call
+from egressproxy.model.encoding import json_object
 
 #: The longest metadata, in bytes: usual ones have two thousand.
 MAX_METADATA: Final = 64 * 1024
@@ -183,11 +183,8 @@ async def _document(call: FilterCall, path: str) -> dict[str, Any] | None:
         raise FetchError(f"backend {call.backend} answered with {answer.status} for {path}")
     if len(answer.body) > MAX_METADATA:
         raise FetchError(f"the metadata of backend {call.backend} is longer than {MAX_METADATA} bytes")
-    try:
-        found = json.loads(answer.body)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    found = json_object(answer.body)
+    if found is None:
         raise FetchError(f"the metadata of backend {call.backend} is no JSON object")
     return found
 

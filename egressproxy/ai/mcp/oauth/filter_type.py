@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, backend_refs, secret_refs
+from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 
 
@@ -23,8 +23,6 @@ MCP_AUTHORIZATION = FilterType(
     config_model=McpAuthorizationConfig,
     build=_build,
     also=frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
-    secret_refs=secret_refs,
-    backend_refs=backend_refs,
     machine_field=lambda config: "stateFolder" if config.state_folder else "",
     summary="Authorizes requests to an MCP server by OAuth, or lets clients do it.",
 )

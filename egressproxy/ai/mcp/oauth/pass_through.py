@@ -17,6 +17,7 @@ from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, parse_url
 from egressproxy.ai.mcp.oauth.discovery import MAX_METADATA, PROTECTED_RESOURCE, covers
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, OfMessages, Phase, Rejected
 from egressproxy.model.authority import Authority
+from egressproxy.model.encoding import json_object
 from egressproxy.model.exchange import Exchange, StateSlot
 
 _WELL_KNOWN: Final = f"/.well-known/{PROTECTED_RESOURCE}"
@@ -67,11 +68,8 @@ class PassThrough(Filter):
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Rejected (502) for what is no metadata of this server."""
-        try:
-            found = json.loads(data)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or not covers(found.get("resource"), self._url):
+        found = json_object(data)
+        if found is None or not covers(found.get("resource"), self._url):
             raise Rejected("the server's answer is not the metadata of its resource", status=502)
         found.pop("signed_metadata", None)  # it would say otherwise, and precede (RFC 9728 section 2.2)
         found["resource"] = exchange.state.get(self._asked)

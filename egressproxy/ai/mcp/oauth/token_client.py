@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from base64 import b64encode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
-from urllib.parse import quote_plus, urlencode
+from urllib.parse import urlencode
 
 from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, parse_url
 from egressproxy.ai.mcp.oauth.discovery import Endpoint, ServerMetadata
-from egressproxy.filters.base import FilterContext, UnusableReference
-from egressproxy.filters.credentials.oauth2 import CLIENT_ASSERTION, secret_of
+from egressproxy.filters.base import FilterContext
+from egressproxy.filters.credentials.oauth2 import basic, client_assertion, key_of, secret_of
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
-from egressproxy.filters.credentials.signing_key import AssertionKey
 from egressproxy.filters.credentials.token_endpoint import answer_of, ask_json, token_of
+from egressproxy.model.encoding import json_object
 from egressproxy.model.secret import SecretBytes
 
 #: Seen in the list of applications that a user has allowed.
@@ -65,19 +65,11 @@ class TokenClient:
         """Raises UnusableReference for a key that cannot sign."""
         config: McpAuthorizationConfig = context.config
         self._config = config
-        self._key: AssertionKey | None = None
+        self._key = key_of(context, config.private_key_ref, config.key_id)
         self.registration: Registration | None = None
-        if not config.client_id:
-            return
-        secret = secret_of(context, config.client_secret_ref)
-        pem = secret_of(context, config.private_key_ref)
-        if pem is not None:
-            try:
-                self._key = AssertionKey(pem, config.key_id)
-            except ValueError as error:
-                raise UnusableReference(f"privateKeyRef cannot sign: {error}", config.private_key_ref) from None
-        text = secret.reveal().decode("latin-1") if secret is not None else ""
-        self.registration = Registration(config.client_id, text)
+        if config.client_id:
+            secret = secret_of(context, config.client_secret_ref)
+            self.registration = Registration(config.client_id, secret.reveal().decode("latin-1") if secret else "")
 
     def _missing_secret(self) -> str:
         """The reference without a value; "" where all have one."""
@@ -107,11 +99,8 @@ class TokenClient:
         server.registration.checked()
         lines = [(b"accept", b"application/json"), (b"content-type", b"application/json")]
         answer = await answer_of(call, b"POST", path, lines, json.dumps(document).encode())
-        try:
-            found = json.loads(answer.body)
-        except (ValueError, RecursionError):
-            found = None
-        if answer.status not in (200, 201) or not isinstance(found, dict):
+        found = json_object(answer.body)
+        if answer.status not in (200, 201) or found is None:
             raise FetchError(f"{server.issuer} refused to register the gateway ({answer.status})")
         client_id, secret = found.get("client_id"), found.get("client_secret") or ""
         method, ends = found.get("token_endpoint_auth_method") or "", found.get("client_secret_expires_at") or 0
@@ -193,14 +182,12 @@ class TokenClient:
         form.append(("client_id", client.client_id))  # some servers look there, whatever authenticates the client
         is_own_key = self._key is not None and client is self.registration
         if client.secret and self._is_basic(server, client):
-            pair = f"{quote_plus(client.client_id)}:{quote_plus(client.secret.encode('latin-1', 'replace'))}"
-            return [(b"authorization", b"Basic " + b64encode(pair.encode()))]  # RFC 6749 section 2.3.1
+            return basic(client.client_id, client.secret.encode("latin-1", "replace"))
         if client.secret:
             form.append(("client_secret", client.secret))
         elif is_own_key:
             assert self._key is not None
-            claims = {"iss": client.client_id, "sub": client.client_id, "aud": server.issuer}
-            form += [("client_assertion_type", CLIENT_ASSERTION), ("client_assertion", self._key.sign(claims))]
+            form += client_assertion(self._key, client.client_id, server.issuer)
         return []
 
     @staticmethod

@@ -18,15 +18,7 @@ from egressproxy.ai.translation.content import (
     result_text,
     without_none,
 )
-from egressproxy.ai.translation.conversation import (
-    Conversation,
-    Effort,
-    Image,
-    Role,
-    Tool,
-    ToolCall,
-    ToolResult,
-)
+from egressproxy.ai.translation.conversation import Conversation, Effort, Image, Role, Tool, ToolCall, ToolResult
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.model.work import Work
 

@@ -48,13 +48,7 @@ from egressproxy.config.resources.object_references import BackendObjectReferenc
 from egressproxy.config.resources.routes import BackendRef, GrpcRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.spellings import is_vendors
 from egressproxy.config.resources.x_backend import XBackend
-from egressproxy.ir.backend import (
-    BackendIR,
-    BackendTlsIR,
-    Destination,
-    EndpointAddress,
-    Protocol,
-)
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress, Protocol
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.published_object import Key
 

@@ -15,12 +15,7 @@ from egressproxy.config.compile.backends.backend_references import (
 )
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.pods import selector_text
-from egressproxy.config.compile.backends.published_forms import (
-    PortForm,
-    destination_summary,
-    notes,
-    port_option_errors,
-)
+from egressproxy.config.compile.backends.published_forms import PortForm, destination_summary, notes, port_option_errors
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Reference, Status, kind_of

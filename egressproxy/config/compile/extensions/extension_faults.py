@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo
@@ -16,7 +16,7 @@ from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.meta import Resource
-from egressproxy.ir.policy import ExtensionIR
+from egressproxy.ir.policy import ExtensionIR, settings_in
 from egressproxy.model.fields import VALUE
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
@@ -164,19 +164,4 @@ def _kind(name: str) -> str:
 
 def _field_of(config: Any, ref: object) -> str:
     """The field of a config that holds this reference, as in `basic.usernameRef` and `secrets[0]`; "" for none."""
-    if isinstance(config, tuple):
-        for index, each in enumerate(config):
-            inner = "" if each is ref else _field_of(each, ref)
-            if each is ref or inner:
-                return f"[{index}].{inner}" if inner else f"[{index}]"
-        return ""
-    if not is_dataclass(config):
-        return ""
-    for each in fields(config):
-        value = getattr(config, each.name)
-        inner = "" if value is ref else _field_of(value, ref)
-        if value is ref or inner:
-            first, *rest = each.name.split("_")
-            name = first + "".join(word.capitalize() for word in rest)
-            return f"{name}{inner if inner[:1] == '[' else f'.{inner}'}" if inner else name
-    return ""
+    return next((name for name, value in settings_in(config) if value is ref), "")

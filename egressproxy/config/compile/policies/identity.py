@@ -211,7 +211,7 @@ def expired_api_keys(policy: EgressPolicy, references: References) -> Iterator[t
     """The API keys of a policy that have expired: the field that names their Secret, and a sentence."""
     if policy.spec.identity is None or policy.spec.identity.api_keys is None:
         return
-    from egressproxy.identity.api_keys import moment_text
+    from egressproxy.model.encoding import rfc3339
 
     now = time()
     with suppress(UnresolvedRef):
@@ -223,7 +223,7 @@ def expired_api_keys(policy: EgressPolicy, references: References) -> Iterator[t
                     for position, ref in enumerate(policy.spec.identity.api_keys.secret_refs)
                     if secret == f"{references.namespace_of(policy, ref)}/{ref.name}"
                 )
-                ended = moment_text(key.not_after)
+                ended = rfc3339(key.not_after)
                 sentence = f"the key of entry {entry} of Secret {secret} expired at {ended}: remove it"
                 yield f"spec.identity.apiKeys.secretRefs[{at}]", sentence
 

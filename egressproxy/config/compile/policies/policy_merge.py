@@ -62,14 +62,7 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.name_server import DEFAULT_ANSWERS, NameServerIR
-from egressproxy.ir.policy import (
-    ConnectionsIR,
-    InterceptIR,
-    Mode,
-    PolicyIR,
-    Priority,
-    TimeoutsIR,
-)
+from egressproxy.ir.policy import ConnectionsIR, InterceptIR, Mode, PolicyIR, Priority, TimeoutsIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
