@@ -54,7 +54,7 @@ class Tracer(Protocol):
 
 
 class Exporter(Protocol):
-    """What takes spans, or log records, to a collector. It is no base: it is compiled, and what takes them is not."""
+    """What takes spans, or log records, to a collector. A protocol: interpreted classes cannot extend compiled ones."""
 
     __slots__ = ()
 
