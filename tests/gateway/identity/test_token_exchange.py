@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from egressproxy.filters.credentials import token_exchange
+from egressproxy.filters.credentials import oauth2
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Checks
 from egressproxy.ir.identity import IdentityIR
@@ -38,7 +38,7 @@ EXCHANGE = {
 @pytest.fixture(autouse=True)
 def _in_memory(monkeypatch: pytest.MonkeyPatch):
     """What is said in memory is not over TLS; tests/e2e/test_token_exchange.py has that."""
-    monkeypatch.setattr(token_exchange, "checked_call", lambda call, allow_plaintext: call)
+    monkeypatch.setattr(oauth2, "checked_call", lambda call, allow_plaintext: call)
 
 
 def injecting(**config: Any) -> Manifest:
