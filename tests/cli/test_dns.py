@@ -125,6 +125,7 @@ def test_places_are_chosen(config: Path):
         (("https://a.test/",), "write the host alone, and its port as --port"),
         (("a.test:443",), "write the host alone, and its port as --port"),
         (("a.test", "--as", "robot"), "as 'robot' is not NAMESPACE/SERVICEACCOUNT"),
+        (("a.test", "--as", "agents/keys#ci"), "`key` names the client with an API key"),
     ],
 )
 def test_a_question_without_a_place_is_wrong_usage(config: Path, arguments: tuple[str, ...], told: str):

@@ -296,7 +296,10 @@ class NameServer:
             exchange.reason, exchange.status = reason, 404
             self._end(asked, code, write_response(asked.query, code, is_tcp=asked.is_tcp))
             return
-        self._accounting.record_error(exchange, asked.pipeline, error)
+        if reason is Reason.METHOD_NOT_ALLOWED:  # clients ask so by habit: no Event
+            exchange.reason, exchange.denied = reason, True
+        else:
+            self._accounting.record_error(exchange, asked.pipeline, error)
         code = code_for(error, asked.settings)
         text = f"{reason}: {error.message}" + (f" ({error.remedy})" if error.remedy else "")
         told = ExtendedError(extended_code(error), text)

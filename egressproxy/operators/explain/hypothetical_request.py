@@ -73,8 +73,9 @@ class HypotheticalRequest:
         if not values.get("url"):
             raise HypotheticalRequestError("url is missing: name what is asked for")
         namespace, slash, account = values.get("as", "-/-").partition("/")
-        if not (slash and namespace and account):
-            raise HypotheticalRequestError(f"as {values['as']!r} is not NAMESPACE/SERVICEACCOUNT")
+        if not (slash and namespace and account) or "#" in account:
+            hint = ": `key` names the client with an API key" if "#" in account else ""
+            raise HypotheticalRequestError(f"as {values['as']!r} is not NAMESPACE/SERVICEACCOUNT{hint}")
         if values.get("key") and (namespace != "-" or groups or claims):
             raise HypotheticalRequestError("key names the client: leave out as, group and claim")
         return cls(

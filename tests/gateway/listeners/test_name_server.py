@@ -166,6 +166,7 @@ def test_other_types_of_an_allowed_name_have_no_records(start: Any, kind: str):
 def test_what_is_no_question_about_a_host_is_refused(start: Any):
     asked = start(allowing("*.example", "*.arpa"))
     assert asked.why("7.0.1.10.in-addr.arpa", "PTR")[0] == 21
+    assert not asked.metrics.notices.take()
     assert asked.code("a.example", "AXFR") == asked.code(".") == asked.code("127.0.0.1") == "REFUSED"
     assert asked.code("x\\ y.example") == "REFUSED"
     (response,) = asked.send(dns.message.make_query("version.bind", "TXT", "CH").to_wire())
