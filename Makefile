@@ -204,6 +204,8 @@ $(VENV)/.installed-tests: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing egressproxy and its test tools into $(VENV): once, a minute or two …"
 	@$(PIP) install --editable '.[dev,clients]'
+	@# xds-protos brings an old copy of these files: the last one to come stays.
+	@$(PIP) install --force-reinstall --no-deps "$$($(PIP) freeze | grep '^opentelemetry-proto==')"
 	@touch $(VENV)/.installed $(VENV)/.installed-tests $@
 
 $(CASES_VENV)/.installed: $(SHARED_CASES)/requirements.txt

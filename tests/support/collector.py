@@ -141,6 +141,8 @@ def read_metrics(data: bytes) -> tuple[dict[str, Any], list[Any]]:
 
 def _known(kind: Any, data: bytes) -> Any:
     """The message, all of whose fields are known."""
+    if real_request() is None:
+        pytest.skip("xds-protos has overwritten opentelemetry-proto with an old copy: `make install-dev` mends it")
     read = kind.FromString(data)
     whole = read.ByteSize()
     read.DiscardUnknownFields()
