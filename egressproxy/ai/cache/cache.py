@@ -390,7 +390,7 @@ class Cache(Filter):
         return *(name.encode() for name in names), repr(identity.groups).encode(), token, *models
 
     def _may_keep(self, exchange: Exchange, pending: _Pending) -> bool:
-        """What the backend says of it holds, and what filters of its head have made of that."""
+        """Whether the response may be kept: by its own head, as filters have left that."""
         if self._config.share_tenants and CALLERS_OWN in exchange.state:
             return False
         is_get = exchange.method == b"GET"

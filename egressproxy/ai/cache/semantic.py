@@ -84,7 +84,7 @@ class MeaningIndex:
         self._groups: OrderedDict[bytes, deque[tuple[Vector, bytes]]] = OrderedDict()
 
     def add(self, group: bytes, vector: Vector, key: bytes) -> None:
-        """Remember that the answer of this key is one to a question with this vector."""
+        """Remember the key of an answer, by the vector of its question."""
         found = self._groups.setdefault(group, deque(maxlen=self._max_candidates))
         found.append((vector, key))
         self._groups.move_to_end(group)

@@ -62,8 +62,8 @@ class Detector(ABC):
 class Scanner:
     """Several detectors. `sees_digits`: numbers are among what they find; `stays_in_strings`: as Detector, of all.
 
-    Where spans overlap, the one that begins first has the characters; of those that begin at one
-    place the longest, then that of the first detector. What is left of another one stays a span.
+    Where spans overlap, the one that begins first has the characters. If several begin at one place, the longest has
+    them. Of equally long ones, that of the first detector has them. What is left of another one stays a span.
     """
 
     __slots__ = ("_detectors", "_needed", "escaped", "plain", "sees_digits", "stays_in_strings")
