@@ -36,7 +36,7 @@ REGISTERED_S: Final = 600.0
 MAX_SCOPES: Final = 50
 #: What may be under way for one caller at once: each has a file open, and waits for the lock of the caller.
 MAX_UNDER_WAY: Final = 8
-#: Callers whose token is held in memory.
+#: Callers whose token, or whose latest failure, is held in memory.
 MAX_CACHED: Final = 4096
 #: Error codes of a token endpoint for which no later attempt helps (RFC 6749 section 5.2).
 _FINAL: Final = frozenset(("invalid_grant", "invalid_client", "unauthorized_client"))
@@ -89,23 +89,16 @@ class CallerTokens:
         self._cache[caller] = stamp, found
         return found
 
-    async def refreshed(self, caller: str) -> Held | None:
-        """A token that is not due, or the old one if there is none for now; None: the user has to allow access. Raises
-        FetchError.
+    async def renewed(self, caller: str, refused: SecretBytes | None = None) -> Held | None:
+        """A token that is not due, and another one than the server has `refused`. The old one, if it is not refused and
+        there is no other for now. None: the user has to allow access. Raises FetchError.
         """
-        return await self._renewed(caller, None)
-
-    async def renewed(self, caller: str, refused: SecretBytes) -> Held | None:
-        """Another token than the one that the server has refused; None as `refreshed`. Raises FetchError."""
-        return await self._renewed(caller, refused)
-
-    async def _renewed(self, caller: str, refused: SecretBytes | None) -> Held | None:
         task = self._renewals.get(caller)
         if task is None:
             task = self._renewals[caller] = self._begun(caller, self._renew(caller, refused))
             task.add_done_callback(lambda _done: self._renewals.pop(caller, None))
         found = await asyncio.shield(task)
-        return await self._renewed(caller, refused) if found is not None and found.line == refused else found
+        return await self.renewed(caller, refused) if found is not None and found.line == refused else found
 
     def _begun(self, caller: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Work that goes on if its client leaves: codes and refresh tokens are used once, and must not be lost. Raises
@@ -162,6 +155,8 @@ class CallerTokens:
                     entry.pop("client", None)
                 return await self._drop(caller, entry, "refresh_refused")
             self._count("refresh_failed")
+            if len(self._failures) >= MAX_CACHED:
+                self._failures.clear()
             self._failures[caller] = time.time() + AGAIN_S, str(error)
             raise
         self._count("refreshed")

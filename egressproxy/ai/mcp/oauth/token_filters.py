@@ -231,7 +231,7 @@ class CallerToken(TokenFilter):
 
     async def _with_fresh(self, exchange: Exchange, caller: str) -> LocalResponse | None:
         try:
-            found = await self._tokens.refreshed(caller)
+            found = await self._tokens.renewed(caller)
         except FetchError as error:
             raise self._missing(exchange, str(error)) from None
         if found is None:

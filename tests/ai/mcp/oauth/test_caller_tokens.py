@@ -202,7 +202,15 @@ async def test_a_refresh_that_fails_for_now_leaves_the_token_that_is_valid(tmp_p
     with pytest.raises(GatewayFault):
         await sent(filter)
     assert len(login.forms) == 3  # the server is not asked again at once
+    monkeypatch.setattr(caller_tokens, "MAX_CACHED", 2)
+    filter._tokens._failures.update(dict.fromkeys("ab", (0.0, "")))  # of callers that have not come again
+    login.error = "temporarily_unavailable"
     monkeypatch.setattr(caller_tokens.time, "time", lambda: now() + 3607)
+    with pytest.raises(GatewayFault):
+        await sent(filter)
+    assert len(filter._tokens._failures) == 1
+    login.error = "invalid_grant"
+    monkeypatch.setattr(caller_tokens.time, "time", lambda: now() + 3613)
     await refused(filter)
     filter.close()
 
