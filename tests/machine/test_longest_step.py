@@ -23,7 +23,7 @@ from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.support.steps import longest_part, longest_step, pieces
 
 #: Units of some two milliseconds. What is known to be atomic (reading one long string, freeing what was read) is below.
-MOST = 12.0
+MOST = 16.0
 CHAT, OTHER = "/v1/chat/completions", "/other"
 JSON, FORM, LINES, TEXT = "application/json", "application/x-www-form-urlencoded", "application/x-ndjson", "text/plain"
 EVENTS = "text/event-stream"
