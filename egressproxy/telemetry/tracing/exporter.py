@@ -228,7 +228,9 @@ class SpanExporter(BatchExporter[EncodedSpans]):
         ended.append(exchange)
         if len(ended) >= SLICE:
             self.encode()
-        self._schedule()
+            self._schedule()
+        elif len(ended) == 1:
+            self._schedule()
 
     @property
     def _has_more(self) -> bool:

@@ -9,7 +9,7 @@ from binascii import unhexlify
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from egressproxy.telemetry.protobuf import (
     attribute,
@@ -31,6 +31,7 @@ from egressproxy.telemetry.tracing.attributes import (
     split_host,
 )
 from egressproxy.telemetry.tracing.span import (
+    Attempt,
     AttemptFacts,
     ExchangeFacts,
     ExchangeSpans,
@@ -43,6 +44,8 @@ from egressproxy.telemetry.tracing.span import (
 MAX_KEPT: Final = 4096
 #: The longest path with which one is kept.
 MAX_KEPT_PATH: Final = 128
+#: The longest request id with which it is kept.
+MAX_KEPT_ID: Final = 64
 SCOPE: Final = "egressproxy"
 
 _INTERNAL: Final = 1
@@ -60,6 +63,9 @@ _FLAGS: Final = 0x0185
 _TRACE_ID: Final = b"0a10"
 _SPAN_ID: Final = b"1208"
 _PARENT_ID: Final = b"2208"
+#: Bytes of trace id, span id, times and flags, and of the id of a parent.
+_ROOT_SIZE: Final = 18 + 10 + 9 + 9 + 6
+_PARENT_SIZE: Final = 10
 #: Span.flags: whether the parent is of another process is known, and so it is.
 _KNOWS_REMOTE: Final = 0x100
 _IS_REMOTE: Final = 0x200
@@ -70,6 +76,8 @@ _AttemptKey = tuple[SpanSettings, OneAttempt, int, bytes]
 _PATH: Final = key_of("url.path")
 _URL: Final = key_of("url.full")
 _REQUEST_ID: Final = key_of("http.request.header.x-request-id")
+
+T = TypeVar("T")
 
 
 class EncodedSpans:
@@ -91,7 +99,7 @@ class Encoder:
     """Encodes for one resource, which has these attributes."""
 
     __slots__ = (
-        "_agents", "_attempt_parts", "_attempts", "_before", "_clients", "_exchanges", "_paths", "_scope",
+        "_agents", "_attempt_parts", "_attempts", "_before", "_clients", "_exchanges", "_paths", "_scope", "_usual",
     )  # fmt: skip
 
     def __init__(self, resource: Mapping[str, str], version: str) -> None:
@@ -104,6 +112,7 @@ class Encoder:
         self._clients: dict[Hashable, bytes] = {}
         self._agents: dict[Hashable, bytes] = {}
         self._paths: dict[Hashable, bytes] = {}
+        self._usual: dict[Hashable, tuple[bytes, bytes, bytes]] = {}
 
     def request(self, batch: Sequence[EncodedSpans]) -> tuple[bytes, int]:
         """An ExportTraceServiceRequest with the spans of these exchanges, and how many spans there are."""
@@ -115,8 +124,16 @@ class Encoder:
 
     def encoded(self, exchange: ExchangeSpans) -> EncodedSpans:
         """The spans of an exchange."""
-        line = exchange.line
-        trace_id, span_id = line[18:50], line[51:67]  # as `trace_of`, which costs a call
+        attempts, request_id = exchange.attempts, exchange.request_id
+        if (
+            attempts is not None
+            and len(attempts) == 1
+            and not (exchange.waits or exchange.details or exchange.headers or exchange.tracestate)
+            and len(request_id) <= MAX_KEPT_ID
+            and request_id.isascii()
+        ):
+            return self._of_one_attempt(exchange, attempts[0])
+        trace_id, span_id = exchange.trace_id, exchange.span_id
         # To the microsecond: a float has no more of the time of today.
         wall = round((exchange.started_wall - exchange.started_at) * 1e6)  # of a monotonic time, as all others are
         start = (wall + int(exchange.started_at * 1e6)) * 1000
@@ -152,7 +169,6 @@ class Encoder:
             named = b"".join([text_attribute(key_of(name), value) for name, value in exchange.headers])
             parts.append(named)
         spans = [b"".join(parts)]
-        attempts = exchange.attempts
         if attempts is not None:
             last = len(attempts) - 1
             for resends, (own_id, began, ended, path, facts) in enumerate(attempts):
@@ -177,6 +193,55 @@ class Encoder:
             times = _TIMES(_START, began_ns, _END, ended_ns, _FLAGS, flags)
             spans.append(_of_wait(wait, exchange.settings) + ids + times + named)
         return EncodedSpans(b"".join([_tag(len(span)) + span for span in spans]), len(spans))
+
+    def _of_one_attempt(self, exchange: ExchangeSpans, attempt: Attempt) -> EncodedSpans:
+        """Those of most exchanges: what does not change from one to the next is looked up once."""
+        own_id, began, ended, path, facts = attempt
+        trace_id, span_id, parent_id = exchange.trace_id, exchange.span_id, exchange.parent_id
+        request_id, started_at = exchange.request_id, exchange.started_at
+        key = (
+            exchange.settings, exchange.facts, exchange.client, exchange.path, exchange.user_agent, len(request_id),
+            not parent_id, path, facts,
+        )  # fmt: skip
+        parts = self._usual.get(key)
+        if parts is None:
+            parts = self._parts_of(key, exchange)
+        wall = int(exchange.started_wall * 1e6)
+        start, end = wall * 1000, (wall + int((exchange.ended_at - started_at) * 1e6)) * 1000
+        until = (wall + int((ended - started_at) * 1e6)) * 1000 if ended else end
+        begun = (wall + int((began - started_at) * 1e6)) * 1000
+        flags = exchange.is_sampled | _KNOWS_REMOTE
+        if parent_id:
+            own = unhexlify(_TRACE_ID + trace_id + _SPAN_ID + span_id + _PARENT_ID + parent_id)
+            own += _TIMES(_START, start, _END, end, _FLAGS, flags | _IS_REMOTE)
+        else:
+            own = unhexlify(_TRACE_ID + trace_id + _SPAN_ID + span_id)
+            own += _TIMES(_START, start, _END, end, _FLAGS, flags)
+        ids = unhexlify(_TRACE_ID + trace_id + _SPAN_ID + own_id + _PARENT_ID + span_id)
+        times = _TIMES(_START, begun, _END, until, _FLAGS, flags)
+        return EncodedSpans(b"".join((parts[0], own, parts[1], request_id, parts[2], ids, times)), 2)
+
+    def _parts_of(self, key: tuple[Any, ...], exchange: ExchangeSpans) -> tuple[bytes, bytes, bytes]:
+        """What is before the ids and times of the exchange, before its request id, and before those of its attempt."""
+        settings, _, client, exchange_path, agent, id_size, is_root, path, facts = key
+        path = path.partition(b"?")[0]  # a query may hold a key
+        before = self._exchanges.get((settings, exchange.facts)) or self._of_exchange(exchange)
+        before += self._clients.get(client) or self._of_client(client)
+        after = b""
+        if exchange_path != b"-":
+            after += self._paths.get(exchange_path) or self._of_path(exchange_path)
+        if agent:
+            after += self._agents.get(agent) or self._of_agent(agent)
+        if id_size:
+            after += list_attribute(_REQUEST_ID, b"-" * id_size)[:-id_size]
+        attempt_key = (settings, facts, 0, path)
+        of_attempt = self._attempts.get(attempt_key) or self._of_attempt(attempt_key)
+        size = len(before) + (_ROOT_SIZE if is_root else _ROOT_SIZE + _PARENT_SIZE) + len(after) + id_size
+        attempt_size = len(of_attempt) + _ROOT_SIZE + _PARENT_SIZE
+        parts = _tag(size) + before, after, _tag(attempt_size) + of_attempt
+        if len(path) + len(exchange_path) <= MAX_KEPT_PATH:
+            _keep(self._usual, key, parts)
+        return parts
 
     def _of_exchange(self, exchange: ExchangeSpans) -> bytes:
         facts, settings = ExchangeFacts(*exchange.facts), exchange.settings
@@ -245,7 +310,7 @@ def _tag(size: int) -> bytes:
     return b"\x12" + varint(size)
 
 
-def _keep(kept: dict[Hashable, bytes], key: Hashable, made: bytes) -> bytes:
+def _keep(kept: dict[Hashable, T], key: Hashable, made: T) -> T:
     if len(kept) >= MAX_KEPT:
         kept.clear()
     kept[key] = made

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from egressproxy.telemetry.tracing.context import span_of, trace_of
-
 #: At most so many attempts and waits of an exchange are recorded, each.
 MAX_CHILDREN: Final = 32
 
@@ -82,16 +80,16 @@ class Wait(NamedTuple):
 
 
 class ExchangeSpans:
-    """The spans of one exchange. `line` has the ids of its own span, as of `context.NewContexts.line`.
+    """The spans of one exchange.
 
     `headers` are attributes from header fields, `details` what filters tell the access log. `facts` is an
     ExchangeFacts as a plain tuple.
     """
 
     __slots__ = (
-        "attempts", "client", "details", "ended_at", "facts", "headers", "is_sampled", "line",
-        "parent_id", "path", "request_id", "settings", "started_at", "started_wall", "tracestate", "user_agent",
-        "waits",
+        "attempts", "client", "details", "ended_at", "facts", "headers", "is_sampled",
+        "parent_id", "path", "request_id", "settings", "span_id", "started_at", "started_wall", "trace_id",
+        "tracestate", "user_agent", "waits",
     )  # fmt: skip
 
     # At the end:
@@ -102,9 +100,10 @@ class ExchangeSpans:
     started_at: float
     started_wall: float
 
-    def __init__(self, settings: SpanSettings, line: bytes, is_sampled: bool) -> None:
+    def __init__(self, settings: SpanSettings, trace_id: bytes, span_id: bytes, is_sampled: bool) -> None:
         self.settings = settings
-        self.line = line
+        self.trace_id = trace_id
+        self.span_id = span_id
         self.is_sampled = is_sampled
         self.parent_id = b""
         self.tracestate = b""
@@ -114,14 +113,6 @@ class ExchangeSpans:
         self.attempts: list[Attempt] | None = None
         self.waits: list[Wait] | None = None
         self.details: Mapping[str, Any] | None = None
-
-    @property
-    def trace_id(self) -> bytes:
-        return trace_of(self.line)
-
-    @property
-    def span_id(self) -> bytes:
-        return span_of(self.line)
 
     @property
     def count(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from time import monotonic, time
+from time import monotonic
 from typing import Any, ClassVar, Final, cast
 
 from egressproxy.errors import Reason
@@ -16,7 +16,7 @@ from egressproxy.ir.telemetry import AttributeSource, TracingIR
 from egressproxy.model.exchange import LOGGED, Exchange, StateSlot
 from egressproxy.model.exchange_trace import TRACE, CallerT, ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
-from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.model.message import RequestHead
 from egressproxy.net.driver import Driver
 from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, logged_status
 from egressproxy.telemetry.tracing.context import (
@@ -99,7 +99,9 @@ class OwnTracer(Tracer):
         line = self.contexts.line()
         is_sampled = line[-1] == IS_SAMPLED
         if is_sampled or self._keeps_errors:
-            recording = Recording(self._settings, line, is_sampled, self)
+            trace_id = line[18:50]  # as `trace_of`, which costs a call
+            recording = Recording(self._settings, trace_id, trace_id[16:], is_sampled)
+            recording.tracer, recording.line, recording.unused_id = self, line, line[51:67]
             exchange.keep(TRACE, recording)
             if head is not None:
                 recording.read(head.fields)
@@ -118,8 +120,11 @@ class OwnTracer(Tracer):
             is_sampled = was_sampled and trace_id[16:] < bound
         if not is_sampled and not self._keeps_errors:
             return
-        line = traceparent(trace_id, self.contexts.span_id(), is_sampled or was_sampled)
-        recording = Recording(self._settings, line, is_sampled, self)
+        contexts = self.contexts
+        attempt_id = contexts.span_id()
+        line = traceparent(trace_id, attempt_id, is_sampled or was_sampled)
+        recording = Recording(self._settings, trace_id, contexts.span_id(), is_sampled)
+        recording.tracer, recording.line, recording.unused_id = self, line, attempt_id
         recording.parent_id = parent_id
         recording.tracestate = tracestate
         exchange.keep(TRACE, recording)
@@ -147,13 +152,16 @@ def _take_context(fields: Fields) -> TraceContext | None:
 
 
 class Recording(ExchangeSpans, ExchangeTrace):
-    """The trace of an exchange. `is_sampled` false: it is exported only if the exchange fails."""
+    """The trace of an exchange. `is_sampled` false: it is exported only if the exchange fails.
 
-    __slots__ = ("_tracer",)
+    `line` is the context that goes on, with `unused_id`: that of the first attempt, b"" once there is one.
+    """
 
-    def __init__(self, settings: SpanSettings, line: bytes, is_sampled: bool, tracer: OwnTracer) -> None:
-        super().__init__(settings, line, is_sampled)
-        self._tracer = tracer
+    __slots__ = ("line", "tracer", "unused_id")
+
+    line: bytes
+    tracer: OwnTracer
+    unused_id: bytes
 
     def read(self, fields: Fields) -> None:
         """Take what the client says of itself and of its request."""
@@ -162,8 +170,8 @@ class Recording(ExchangeSpans, ExchangeTrace):
                 self.user_agent = agent.rstrip()
             elif request_id:
                 self.request_id = request_id.rstrip()
-        if self._tracer.fields:
-            self.headers = _read(self._tracer.fields, fields)
+        if self.tracer.fields:
+            self.headers = _read(self.tracer.fields, fields)
 
     @property
     def log_text(self) -> str:
@@ -183,7 +191,7 @@ class Recording(ExchangeSpans, ExchangeTrace):
         return self.ids if self.is_sampled else None
 
     def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
-        return cast("CallerT", TracedCaller(caller, exchange, self, self._tracer))
+        return cast("CallerT", TracedCaller(caller, exchange, self))
 
     def add_wait(
         self, exchange: Exchange, name: str, began: float, attributes: tuple[tuple[str, str], ...] = ()
@@ -194,7 +202,7 @@ class Recording(ExchangeSpans, ExchangeTrace):
         if attributes and waits and (waits[-1].attributes, waits[-1].parent_id) == (attributes, parent_id):
             waits[-1] = waits[-1]._replace(ended=monotonic())
         elif len(waits) < MAX_CHILDREN:
-            waits.append(Wait(name, self._tracer.contexts.span_id(), began, monotonic(), parent_id, attributes))
+            waits.append(Wait(name, self.tracer.contexts.span_id(), began, monotonic(), parent_id, attributes))
 
     def add_attributes(self, attributes: Mapping[str, str | float]) -> None:
         self.details = {**(self.details or {}), **attributes}
@@ -218,81 +226,83 @@ class Recording(ExchangeSpans, ExchangeTrace):
         logged = exchange.state.get(LOGGED)
         if logged is not None:
             self.details = {**logged, **(self.details or {})}
-        named = self._tracer.fields
+        named = self.tracer.fields
         if named and exchange.has_response:
             known = {name for name, _ in self.headers or ()}
             of_answer = tuple(each for each in named if each[0] not in known)
             self.headers = (self.headers or []) + _read(of_answer, exchange.response.fields)
-        self._tracer.exporter.put_exchange(self)
+        self.tracer.exporter.put_exchange(self)
         took_s, first_at, series = exchange.ended_at - exchange.started_at, exchange.first_byte_at, exchange.series
-        trace_id, span_id, at_s = self.trace_id, self.span_id, exchange.started_wall + took_s
-        series.show(DURATION, (trace_id, span_id, took_s, at_s))
-        if first_at != NEVER:
-            first_s = first_at - exchange.started_at if first_at else took_s
-            series.show(FIRST_BYTE, (trace_id, span_id, first_s, at_s))
+        exemplar = (self.trace_id, self.span_id, took_s, exchange.started_wall + took_s)
+        series.show(DURATION, exemplar)
+        if not first_at:
+            series.show(FIRST_BYTE, exemplar)
+        elif first_at != NEVER:
+            series.show(FIRST_BYTE, (*exemplar[:2], first_at - exchange.started_at, exemplar[3]))
 
 
 class TracedCaller:
     """An UpstreamCaller that has a span for each attempt of `caller`."""
 
-    __slots__ = ("_began", "_caller", "_exchange", "_recording", "_span_id", "_tracer")
+    __slots__ = ("_began", "_caller", "_exchange", "_recording", "_span_id", "driver", "pass_interim", "send_request")
 
     may_flow: ClassVar[bool] = True
 
-    def __init__(self, caller: Any, exchange: Exchange, recording: Recording, tracer: OwnTracer) -> None:
+    def __init__(self, caller: Any, exchange: Exchange, recording: Recording) -> None:
         self._caller = caller
         self._exchange = exchange
         self._recording = recording
-        self._tracer = tracer
-
-    @property
-    def driver(self) -> Driver:
-        """That of the caller."""
-        driver: Driver = self._caller.driver
-        return driver
+        self.driver: Driver = caller.driver
+        # As of UpstreamCaller, and without a call in between.
+        self.send_request: Any = caller.send_request
+        self.pass_interim: Any = caller.pass_interim
 
     def start_attempt(self) -> None:
         """As of UpstreamCaller. The span of the attempt is the parent of what is behind."""
         self._caller.start_attempt()
         self._began = monotonic()
-        self._span_id = span_id = self._tracer.contexts.span_id()
-        self._exchange.keep(_ATTEMPT, span_id)
-        fields = self._exchange.request.fields
-        block = fields.block
-        at = block.rfind(self._recording.line)
-        if at >= 0:
-            fields.block = block[: at + 51] + span_id + block[at + 67 :]
+        exchange, recording = self._exchange, self._recording
+        span_id = recording.unused_id
+        if span_id:
+            recording.unused_id = b""
+        else:
+            span_id = recording.tracer.contexts.span_id()
+            fields = exchange.request.fields
+            block = fields.block
+            at = block.rfind(recording.line)
+            if at >= 0:
+                fields.block = block[: at + 51] + span_id + block[at + 67 :]
+        self._span_id = span_id
+        exchange.state[_ATTEMPT] = span_id  # which has the trace already, and is no shared one
 
     def count_attempt(self, result: str) -> None:
+        """As of UpstreamCaller."""
         self._end(self._exchange, 0, result, monotonic())
         self._caller.count_attempt(result)
 
     def count_answer(self, exchange: Exchange, seconds: float) -> None:
+        """As of UpstreamCaller."""
         self._end(exchange, exchange.response.status, "", 0.0)
-        if self._recording.is_sampled:
-            exchange.series.show(ANSWER, (self._recording.trace_id, self._span_id, seconds, time()))
+        recording = self._recording
+        if recording.is_sampled:
+            at_s = exchange.started_wall + (self._began - exchange.started_at) + seconds
+            exchange.series.show(ANSWER, (recording.trace_id, self._span_id, seconds, at_s))
         self._caller.count_answer(exchange, seconds)
-
-    def send_request(self, exchange: Exchange, upstream: Any, body: Any, pseudonym: bytes) -> None:
-        """As of UpstreamCaller."""
-        self._caller.send_request(exchange, upstream, body, pseudonym)
-
-    def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
-        """As of UpstreamCaller."""
-        self._caller.pass_interim(head, exchange)
 
     def _end(self, exchange: Exchange, status: int, reason: str, ended: float) -> None:
         recording, request = self._recording, exchange.request
-        exchange.keep(_ATTEMPT, b"")
-        attempts = recording.attempts
-        if attempts is None:
-            attempts = recording.attempts = []
-        if len(attempts) < MAX_CHILDREN:
-            facts = (
+        exchange.state[_ATTEMPT] = b""
+        attempt = (
+            self._span_id, self._began, ended, request.path,
+            (
                 request.method, exchange.backend_is_secure, exchange.upstream_host, exchange.backend, exchange.upstream,
                 status, reason,
-            )  # fmt: skip
-            attempts.append((self._span_id, self._began, ended, request.path, facts))
+            ),
+        )  # fmt: skip
+        if recording.attempts is None:
+            recording.attempts = [attempt]
+        elif len(recording.attempts) < MAX_CHILDREN:
+            recording.attempts.append(attempt)
 
 
 def _read(named: tuple[tuple[str, bytes], ...], fields: Fields) -> list[tuple[str, bytes]]:

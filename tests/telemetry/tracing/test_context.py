@@ -103,10 +103,10 @@ def test_a_tracestate_is_bounded():
 
 
 def test_ids_are_never_all_zero(monkeypatch):
-    blocks = [b"\x01" * 8, bytes(8) + b"\x02" * 8, b"\x03" * 8]
+    blocks = [b"\x01" * 8, b"\x02" * 8, bytes(8) + b"\x02" * 8, b"\x03" * 8, b"\x04" * 8]
     monkeypatch.setattr("os.urandom", lambda _size: blocks.pop(0))
     line = NewContexts(Ratio(1.0)).line()
-    assert line == b"\r\ntraceparent: 00-" + b"01" * 8 + b"03" * 8 + b"-" + b"03" * 8 + b"-01"
+    assert line == b"\r\ntraceparent: 00-" + b"01" * 8 + b"03" * 8 + b"-" + b"04" * 8 + b"-01"
 
 
 def test_new_contexts_differ():

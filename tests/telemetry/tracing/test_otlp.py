@@ -12,7 +12,6 @@ from egressproxy.telemetry.protobuf import (
     text_attribute,
     varint,
 )
-from egressproxy.telemetry.tracing.context import traceparent
 from egressproxy.telemetry.tracing.otlp import Encoder, rejected
 from egressproxy.telemetry.tracing.span import ExchangeFacts, ExchangeSpans, SpanSettings
 from tests.support.collector import CLIENT, ERROR, SERVER, otlp, read_request, value_of
@@ -27,7 +26,7 @@ KEY = key_of("http.request.header.x-request-id")
 
 
 def exchange(facts=FACTS, settings=NO_SETTINGS, **more):
-    made = ExchangeSpans(settings, traceparent(TRACE.encode(), SPAN.encode(), True), True)
+    made = ExchangeSpans(settings, TRACE.encode(), SPAN.encode(), True)
     made.facts = tuple(facts)
     made.started_wall, made.started_at, made.ended_at = 1_800_000_000.25, 100.0, 100.5
     made.client, made.path = "[2001:db8::1]:4711", b"/v1/models"
@@ -211,3 +210,16 @@ def test_a_long_span_is_written_whole():
     headers = [(f"name-{number}", b"v" * 1000) for number in range(20)]
     read = spans_of(exchange(headers=headers), exchange())
     assert len(read.attributes(read.spans[0])) == len(read.attributes(read.spans[1])) + 20
+
+
+@pytest.mark.parametrize("change", [{}, {"path": b"/" + b"long" * 40}, {"path": b"-"}, {"request_id": b"r" * 70}])
+@pytest.mark.parametrize("more", [{}, {"parent_id": PARENT.encode()}, {"user_agent": b"curl/8", "request_id": b"r-1"}])
+def test_what_is_known_of_an_exchange_is_written_as_what_is_not(more, change):
+    facts = (b"GET", True, b"api.example.com", "ns/backend", "192.0.2.1:443", 200, "")
+    one = ("3" * 16).encode(), 100.125, 0.0, change.get("path", b"/v1/models") + b"?key=hidden", facts
+    encoder = Encoder({}, "1")
+    made = exchange(attempts=[one], **{**more, **change})
+    encoded = [encoder.encoded(made).data for _ in range(2)]
+    made.details = {"other": 1}  # which is in no span, and leads to the long way
+    assert encoded == [encoder.encoded(made).data] * 2
+    assert b"hidden" not in encoded[0]
