@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
 _FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
-#: A command of ours: at the start, behind a prompt, variables, another command, or in a substitution. No line of a table.
+#: A command of ours: at the start, behind a prompt, variables or another command; no line of a table.
 _COMMAND = re.compile(
     r"(?:^|[;|&(] ?|-- )(?:\$ )?(?:sudo )?(?:\w+=\S+ +)*(?:exec )?(?:\S*/?python3? -m )?(?:\S*/)?"
     r"egressproxy (?![a-z-]+ {2,}[a-z])([a-z].*)"
