@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.errors import Reason
+from egressproxy.gateway.exchange.error_responses import DENIALS, PROXY_ERRORS
+from egressproxy.telemetry.access_log import FLAGS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "reasons.md"
 HEADING: Final = re.compile(r"^### `(\w+)`\n", re.MULTILINE)
-_SAID: Final = re.compile(r"\nThe gateway says:\n\n(?:\* .*\n)+")
+_SAID: Final = re.compile(r"\nCounted by .*\n(?:\nThe gateway says:\n\n(?:\* .*\n)+)?")
 
 
 def page(text: str) -> str:
@@ -29,10 +31,19 @@ def page(text: str) -> str:
         part = _SAID.sub("", part)
         if found := HEADING.match(part):
             lines = [f"* {_code(message)}" for message in said.get(found[1], ())]
-            part = part.rstrip() + "\n"
+            part = f"{part.rstrip()}\n\n{_recorded(Reason(found[1]), 'egress_connections_rejected_total' in part)}\n"
             part += ("\nThe gateway says:\n\n" + "\n".join(lines) + "\n" if lines else "") + "\n"
         made.append(part)
     return "".join(made).rstrip() + "\n"
+
+
+def _recorded(reason: Reason, is_connection: bool) -> str:
+    """Where a reason is counted, and the words of Envoy and of RFC 9209 for it. A connection has a metric of its own."""
+    metric = "egress_denied_total" if reason in DENIALS else "egress_request_failures_total"
+    words = [f"Counted by `{'egress_connections_rejected_total' if is_connection else metric}`"]
+    words += [f"flag `{FLAGS[reason]}` in the log"] if reason in FLAGS else []
+    words += [f"error `{PROXY_ERRORS[reason]}` in `Proxy-Status`"] if reason in PROXY_ERRORS else []
+    return "; ".join(words) + "."
 
 
 def messages() -> dict[str, list[str]]:
