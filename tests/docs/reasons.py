@@ -38,7 +38,7 @@ def page(text: str) -> str:
 
 
 def _recorded(reason: Reason, is_connection: bool) -> str:
-    """Where a reason is counted, and the words of Envoy and of RFC 9209 for it. A connection has a metric of its own."""
+    """Where a reason is counted, and the words of Envoy and of RFC 9209 for it. Connections have a metric."""
     metric = "egress_denied_total" if reason in DENIALS else "egress_request_failures_total"
     words = [f"Counted by `{'egress_connections_rejected_total' if is_connection else metric}`"]
     words += [f"flag `{FLAGS[reason]}` in the log"] if reason in FLAGS else []
@@ -64,16 +64,21 @@ def messages() -> dict[str, list[str]]:
 
 def _said_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, str]]:
     nodes = list(ast.walk(function))
-    assigned = [each for each in nodes if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)]
+    assigned = [pair for each in nodes if isinstance(each, ast.Assign) for pair in _pairs(each.targets[0], each.value)]
     for node in nodes:
         if isinstance(node, ast.Call) and (reasons := [each for each in map(_reason, node.args) if each]):
-            last = {}
-            for each in sorted(assigned, key=lambda each: each.lineno):
-                if each.lineno < node.lineno:
-                    last[ast.unparse(each.targets[0])] = each.value
+            before = [(name, value) for name, value in assigned if value.lineno < node.lineno]
+            last = dict(sorted(before, key=lambda pair: pair[1].lineno))
             remedies = [text for each in node.keywords if each.arg == "remedy" for text in _texts(each.value, last)]
             for message in [text for each in node.args for text in _texts(each, last)]:
                 yield reasons[0], " → ".join([message, *remedies[:1]])
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
+    """The names of an assignment, each with its value."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return [pair for each in zip(target.elts, value.elts, strict=True) for pair in _pairs(*each)]
+    return [(target.id, value)] if isinstance(target, ast.Name) else []
 
 
 def _reason(node: ast.expr) -> str:
