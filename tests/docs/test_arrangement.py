@@ -40,12 +40,3 @@ def test_every_anchor_of_a_link_is_a_heading(page: Path):
     for target, anchor in re.findall(r"\]\(((?!https?:)[^)#\s]*)#([^)\s]+)\)", text):
         aim = (page.parent / target).resolve() if target else page
         assert aim not in ANCHORS or anchor in ANCHORS[aim], f"{target}#{anchor}"
-
-
-def test_no_page_has_two_headings_of_one_name():
-    """Their anchors would differ: a forge and the site number them in two ways."""
-    for page in PAGES:
-        text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        headings = re.findall(r"^##+ (.+)$", text, re.MULTILINE)
-        linked = {each for each in headings if headings.count(each) > 1} if page.name != "CHANGELOG.md" else set()
-        assert linked == set(), page.name
