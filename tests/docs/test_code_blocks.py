@@ -64,7 +64,7 @@ def words(command: str) -> list[str]:
 def problem(command: str) -> str:
     """What click says of these words; "" where it takes them."""
     left, within = words(command), main
-    context = click.Context(main, info_name="egressproxy")
+    context = click.Context(main, info_name="egressproxy", **main.context_settings)  # click keeps what it derives
     while True:
         try:
             _, left, _ = within.make_parser(context).parse_args(left)
