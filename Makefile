@@ -36,7 +36,7 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all nightly conformance-report test-kubernetes test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go helm kustomize bench bench-compiled bench-micro bench-reload soak trouble wheel man dist install install-tests install-dev clean
+.PHONY: help run demo test test-all nightly conformance-report test-kubernetes test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go helm kustomize bench bench-compiled bench-micro bench-reload soak trouble wheel man docs dist install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -171,6 +171,17 @@ wheel: ## a compiled wheel in dist/ for each Python that is here, or for one (PY
 
 man: install ## the man page egressproxy(1) in dist/, from the help of every verb
 	@mkdir -p dist && $(BIN)/python .ci/man > dist/egressproxy.1 && echo "dist/egressproxy.1 is written: man -l dist/egressproxy.1"
+
+docs: .cache/docs-venv/.installed ## the documentation as a site in build/site, with every link and anchor checked
+	@.cache/docs-venv/bin/python .ci/docs
+
+# Of the extra `docs` alone: the builder needs no egressproxy.
+.cache/docs-venv/.installed: pyproject.toml
+	@mkdir -p .cache
+	@$(PYTHON) -m venv .cache/docs-venv
+	@.cache/docs-venv/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > .cache/docs-venv/requirements.txt
+	@.cache/docs-venv/bin/python -m pip -qq --disable-pip-version-check install --requirement .cache/docs-venv/requirements.txt
+	@touch $@
 
 dist: ## the sdist, the pure wheel and the man page in dist/, made and tried in clean environments
 	@PYTHON='$(if $(filter-out file,$(origin PYTHON)),$(PYTHON))' .ci/dist

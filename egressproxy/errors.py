@@ -1,7 +1,7 @@
 """The error family: every error knows its Reason, the status to answer with, who is at fault, and whether to retry.
 
 A `Reason` is one word, used verbatim as metric label, access-log field and `Proxy-Status` detail. The enum is closed:
-a new way for an exchange to end gets a new member here, a row in docs/troubleshooting.md and a test.
+a new way for an exchange to end gets a new member here, a section in docs/reasons.md and a test.
 """
 
 from __future__ import annotations
