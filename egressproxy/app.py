@@ -171,10 +171,10 @@ class App:
         self.reload, self.model = self._live.reload, self._live.model
         self._kill_switch = KillSwitch(self._data_plane, self.metrics, options.state_dir)
         self.kill_switch = self._kill_switch.answer
-        self.ask_one, self.ask_all, self.decisions = (
+        self.ask_one, self.ask_all, self.ask_some = (
             self._data_plane.ask_one,
             self._data_plane.ask_all,
-            self._data_plane.decisions,
+            self._data_plane.ask_some,
         )
 
     # --- AdminState ------------------------------------------------------------------------------------------------
