@@ -22,7 +22,10 @@ from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage,
 
 if TYPE_CHECKING:
     from egressproxy.admin.live import LiveFeed
+    from egressproxy.admin.views import Views
 
+#: What `views` answers.
+VIEWS: Final = ("/denials",)
 #: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
 #: A header that a web page cannot send to another site without permission (CORS).
@@ -44,6 +47,7 @@ class Questions:
         self._access = access
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self._feed: LiveFeed | None = None
+        self._views: Views | None = None
         self._has_ended_streams = False
 
     def handlers(self) -> dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
@@ -53,6 +57,7 @@ class Questions:
             ("GET", "/dns"): self._dns,
             ("GET", "/decisions"): self._decisions,
             ("GET", "/live"): self._live,
+            **{("GET", path): self._view for path in VIEWS},
             ("GET", "/model"): self._model,
             ("GET", "/cache"): lambda _request: self._caches(None),
             ("POST", "/cache/purge"): self._purge,
@@ -85,6 +90,14 @@ class Questions:
         async with self._slots:
             body = await asyncio.to_thread(_latest, await self._state.ask_some("decisions"))
         return web.Response(text=body, content_type=JSON)
+
+    async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self._views is None:
+            from egressproxy.admin.views import Views
+
+            self._views = Views(self._state)
+        async with self._slots:
+            return await self._views.answer(request)
 
     async def _live(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
@@ -248,6 +261,13 @@ class AdminState(Protocol):
 
     async def reload(self, acknowledged: str) -> str:
         """Load anew; gives why it is not in service, or "". `acknowledged`: the mark of one that may allow more."""
+
+    async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
+        """For each denial that is asked about, the change that would allow it (`processes.loader.proposals`)."""
+
+    @property
+    def generation(self) -> int:
+        """The number of the configuration in service."""
 
     async def model(self) -> bytes: ...  # what is served, as JSON: `operators.explain.outline`
     async def ask_some(self, name: str, *arguments: object) -> Sequence[bytes]:

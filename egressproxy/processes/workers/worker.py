@@ -209,6 +209,13 @@ class Worker:
             lambda: json.dumps([each._asdict() for each in decisions(found, subjects)]).encode()
         )
 
+    async def _denials(self, since_s: float, namespace: str) -> bytes:
+        await _imported("denials")
+        from egressproxy.operators.explain.denials import denials
+
+        kept = self.gateway.connection_manager.accounting.denials
+        return json.dumps(await in_turns(denials(self._in_service(), kept, since_s, namespace))).encode()
+
     async def _live_lines(self) -> bytes:
         """The lines of the access log since the last question, as `LiveLines.take`."""
         if self._live is None:
@@ -303,6 +310,7 @@ QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "explain": Worker._explain,
     "look_up": Worker._look_up,
     "decisions": Worker._decisions,
+    "denials": Worker._denials,
     "live_lines": Worker._live_lines,
     "caches": Worker._caches,
     "holds": Worker._holds,
