@@ -36,6 +36,7 @@ class ViewState(Protocol):
     def generation(self) -> int: ...
     async def ask_some(self, name: str, *arguments: object) -> Sequence[bytes]: ...
     async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]: ...
+    async def history(self) -> list[dict[str, Any]]: ...
 
 
 class Views:
@@ -45,6 +46,7 @@ class Views:
         self._state = state
         self._answers: dict[str, Callable[[Mapping[str, str]], Awaitable[Mapping[str, Any]]]] = {
             "/denials": self._denials,
+            "/history": self._history,
         }
         self._proposed: dict[str, dict[str, Any] | None] = {}  # by what was denied
         self._proposed_for = (-1, 0.0)  # the configuration, and since when
@@ -53,6 +55,9 @@ class Views:
         """The response. Raises ApiError."""
         found = await self._answers[request.path](request.query)
         return web.Response(text=json.dumps(found), content_type="application/json")
+
+    async def _history(self, _query: Mapping[str, str]) -> dict[str, Any]:
+        return {"minutes": await self._state.history()}
 
     # --- denials ---------------------------------------------------------------------------------------------------
     async def _denials(self, query: Mapping[str, str]) -> dict[str, Any]:
