@@ -196,6 +196,11 @@ class App:
         assert self._exposition is not None, "asked by an admin server"
         return await asyncio.to_thread(self._exposition.render, *await self._counted(), accept)
 
+    @property
+    def configurations(self) -> list[dict[str, Any]]:
+        """The latest configurations that were put into service or rejected, the newest first."""
+        return self._live.configurations
+
     async def history(self) -> list[dict[str, Any]]:
         """The minutes of the last hour."""
         assert self._history is not None, "asked by an admin server"
@@ -394,7 +399,7 @@ class App:
                 self._asked_to_stop()
             return
         log.info("SIGHUP: the configuration is read again, the access log opened again")
-        self._live.ask_for_reload()
+        self._live.ask_for_reload("SIGHUP")
 
     def _open_state(self, held: int | None) -> None:
         """`held`: see `staging.lock`. Raises OSError, or ConfigRefused where this installation has no Kubernetes-shaped
@@ -521,7 +526,7 @@ class App:
     async def _watch(self, changed: AsyncIterator[None]) -> None:
         try:
             async for _ in changed:
-                self._live.ask_for_reload()
+                self._live.ask_for_reload("files")
         except Exception:
             log.exception("internal error: files are not watched any more; SIGHUP has them read again")
 

@@ -36,6 +36,8 @@ class ViewState(Protocol):
     def generation(self) -> int: ...
     async def ask_some(self, name: str, *arguments: object) -> Sequence[bytes]: ...
     async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]: ...
+    @property
+    def configurations(self) -> list[dict[str, Any]]: ...
     async def history(self) -> list[dict[str, Any]]: ...
 
 
@@ -47,6 +49,7 @@ class Views:
         self._answers: dict[str, Callable[[Mapping[str, str]], Awaitable[Mapping[str, Any]]]] = {
             "/denials": self._denials,
             "/history": self._history,
+            "/configurations": self._configurations,
         }
         self._proposed: dict[str, dict[str, Any] | None] = {}  # by what was denied
         self._proposed_for = (-1, 0.0)  # the configuration, and since when
@@ -58,6 +61,9 @@ class Views:
 
     async def _history(self, _query: Mapping[str, str]) -> dict[str, Any]:
         return {"minutes": await self._state.history()}
+
+    async def _configurations(self, _query: Mapping[str, str]) -> dict[str, Any]:
+        return {"configurations": self._state.configurations}
 
     # --- denials ---------------------------------------------------------------------------------------------------
     async def _denials(self, query: Mapping[str, str]) -> dict[str, Any]:
