@@ -8,7 +8,6 @@ the request.
 from __future__ import annotations
 
 import asyncio
-import copy
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,19 +101,23 @@ def _allowing(manifest: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
     """The manifest with these entries: as further ports of an entry that names just this host, or as new ones. Raises
     ValueError if it allows nothing yet: a list would then deny all else.
     """
-    made = copy.deepcopy(dict(manifest))
-    allowed = made.get("spec", {}).get("destinations", {}).get("allow")
-    if not isinstance(allowed, list):
+    spec = manifest.get("spec") or {}
+    destinations = spec.get("destinations") or {}
+    if not isinstance(destinations.get("allow"), list):
         raise ValueError("the policy has no list of what is allowed")
+    allowed = list(destinations["allow"])
     for entry in entries:
-        alone = {name: value for name, value in entry.items() if name != "ports"}
-        for known in allowed:
-            if known.get("ports") and {name: value for name, value in known.items() if name != "ports"} == alone:
-                known["ports"] = [*known["ports"], *(port for port in entry["ports"] if port not in known["ports"])]
+        ports = entry["ports"]
+        for number, known in enumerate(allowed):
+            if known.get("ports") and {**known, "ports": ports} == entry:
+                allowed[number] = {
+                    **known,
+                    "ports": [*known["ports"], *(each for each in ports if each not in known["ports"])],
+                }
                 break
         else:
-            allowed.append(copy.deepcopy(dict(entry)))
-    return made
+            allowed.append(entry)
+    return {**manifest, "spec": {**spec, "destinations": {**destinations, "allow": allowed}}}
 
 
 def _with_entries(
