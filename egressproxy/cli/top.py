@@ -101,7 +101,7 @@ def _host(client: str) -> str:
     return client.rpartition(":")[0] or client
 
 
-class _Gateway:
+class _AskedGateway:
     """What is asked of the process at this admin address."""
 
     def __init__(self, admin: tuple[str, int], token: str) -> None:
@@ -151,7 +151,7 @@ def command(once: bool, interval: float, token: Path | None, output: str, admin:
     from egressproxy.gateway.exchange.error_responses import DENIALS
 
     traffic = Traffic(frozenset(reason.value for reason in DENIALS))
-    gateway = _Gateway(admin, token_of(token))
+    gateway = _AskedGateway(admin, token_of(token))
     summary = gateway.ask("/summary")
     reading = Thread(target=gateway.read, args=(traffic,), daemon=True)
     reading.start()
@@ -175,7 +175,7 @@ def _wait(reading: Thread, seconds: float) -> None:
         sys.exit(2)
 
 
-def _watch(traffic: Traffic, reading: Thread, gateway: _Gateway, interval: float) -> None:
+def _watch(traffic: Traffic, reading: Thread, gateway: _AskedGateway, interval: float) -> None:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
