@@ -111,6 +111,9 @@ class DataPlane(Protocol):
         """
 
     async def counts(self) -> Counts: ...  # of all processes, since the start; read-only
+    async def usage(self) -> list[Counts]:
+        """What was counted of exchanges and by filters, by processes that have ended, too: add them up."""
+
     def figures(self) -> list[ProcessFigures]: ...  # the resource use of each worker
     def end_connections(self) -> None: ...  # each with its exchange; new ones are accepted, and served
     async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
@@ -122,9 +125,9 @@ class DataPlane(Protocol):
 
     def hurry(self) -> None: ...  # while it drains: cut what is left without waiting any longer
     async def stop(self) -> None: ...  # end everything, and write what is to be logged
-    async def decisions(self) -> list[bytes]:
-        """The recent decisions of each process that answers, the latest first."""
-        return await self.ask_all("decisions")
+    async def ask_some(self, name: str, *arguments: object) -> list[bytes]:
+        """The answers of all serving processes that answer."""
+        return await self.ask_all(name, *arguments)
 
 
 def process_limits(options: RunOptions) -> ProcessLimits:

@@ -353,8 +353,8 @@ class Supervisor(DataPlane):
             raise NotAnswered("no worker serves")
         return found
 
-    async def decisions(self) -> list[bytes]:
-        asked = (handle.answer(Query("decisions")) for handle in self._serving())
+    async def ask_some(self, name: str, *arguments: object) -> list[bytes]:
+        asked = (handle.answer(Query(name, arguments)) for handle in self._serving())
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
 
@@ -396,6 +396,10 @@ class Supervisor(DataPlane):
             total.add(handle.counts)
             handle.counts.forget_peaks()
         return total
+
+    async def usage(self) -> list[Counts]:
+        await self._collect()
+        return [self._buried, *(handle.counts for handle in self._handles.values())]
 
     def figures(self) -> list[ProcessFigures]:
         latest = [self._handles[number].figures() for number in sorted(self._handles)]
