@@ -64,7 +64,10 @@ def test_nothing_invisible_reaches_a_terminal(path: str, detail: str, method: st
     assert line.isprintable()
 
 
-@pytest.mark.parametrize("hostile", ["\x1b]0;t\x07", "\x9b31m", "\u202egnp.exe", "\u2066", "a\nb", "\r", "\u2028", "\x7f"])
+HOSTILE = ["\x1b]0;t\x07", "\x9b31m", "\u202egnp.exe", "\u2066", "a\nb", "\r", "\u2028", "\x7f"]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_path_is_escaped(hostile: str):
     chunk = json.dumps(values(path=f"/{hostile}", would_deny=[])).encode() + b"\n"
     text = PLAIN.render(chunk).decode()
