@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from egressproxy.config.reading.problems import Problem
     from egressproxy.config.resources.meta import Resource
     from egressproxy.ir.policy import ExtensionIR
-    from egressproxy.model.secret import SecretSource
+    from egressproxy.model.secret import ConfigSource, SecretSource
 
 #: The lists of findings in the JSON report.
 _KINDS = ("problems", "unserved", "warnings", "notes")
@@ -66,14 +66,9 @@ def command(
     """
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
-    from egressproxy.config.compile.status.status_warnings import all_warnings
-    from egressproxy.config.reading.load import read_all
     from egressproxy.config.reading.problems import Severity
-    from egressproxy.processes.loader.compilation import Machine, examined
 
-    resources = read_all((*paths, *config, *sources))
-    compiled = examined(resources, bind, machine=Machine(experimental=experimental))
-    findings = [*all_warnings(resources, compiled), *_build_filters(resources, compiled)]
+    resources, compiled, findings = examine((*paths, *config, *sources), bind, experimental=experimental)
     refusing, unserved, warnings, notes = (
         [each for each in findings if each.severity is severity]
         for severity in (Severity.ERROR, Severity.UNSERVED, Severity.WARNING, Severity.NOTE)
@@ -103,6 +98,19 @@ def command(
         less = f" {len(unserved)} not served as written," if unserved else ""
         click.echo(f"{_counted(len(resources), 'object')},{less} {_counted(len(warnings), 'warning')}.")
     sys.exit(0 if is_good else 1)
+
+
+def examine(
+    sources: Sequence[ConfigSource], bind: tuple[str, ...], *, experimental: bool
+) -> tuple[ResourceSet, Compiled, list[Problem]]:
+    """The objects of a configuration, what is compiled of them (with `problems`), and what was found besides."""
+    from egressproxy.config.compile.status.status_warnings import all_warnings
+    from egressproxy.config.reading.load import read_all
+    from egressproxy.processes.loader.compilation import Machine, examined
+
+    resources = read_all(sources)
+    compiled = examined(resources, bind, machine=Machine(experimental=experimental))
+    return resources, compiled, [*all_warnings(resources, compiled), *_build_filters(resources, compiled)]
 
 
 def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:

@@ -266,12 +266,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
         raise click.UsageError(f"{option} is for a command: write the command after --")
     _check_variables()
     login = login_of(clients["token"], clients["user"], clients["password"])
-    cluster = cluster_of(given)
-    options = RunOptions(secrets=sources, cluster=cluster, **given)
-    _check_state(options)
-    if sources and not options.is_configured:
-        raise click.UsageError("Secrets need a configuration: give --config, too")
-    _check_writes(options)
+    options = options_of(given, sources)
     if not options.is_configured and _is_given(ctx, "bind"):
         raise click.UsageError(
             "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
@@ -285,6 +280,17 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     if not options.is_configured:
         options = replace(options, open_port=free_port())
     sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener))
+
+
+def options_of(given: dict[str, Any], sources: tuple[SecretSource, ...]) -> RunOptions:
+    """What these values of the options ask for together. Raises click.UsageError where they do not fit together."""
+    cluster = cluster_of(given)
+    options = RunOptions(secrets=sources, cluster=cluster, **given)
+    _check_state(options)
+    if sources and not options.is_configured:
+        raise click.UsageError("Secrets need a configuration: give --config, too")
+    _check_writes(options)
+    return options
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:
