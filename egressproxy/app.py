@@ -81,10 +81,11 @@ SUCCEEDED_S = 5.0
 KEPT_S = 1.0
 
 OPEN_PROXY = """\
-No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone.
-Try it:
+No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone. --port gives another port.
+Try it in another terminal:
   curl -x http://{place} https://example.com/
-To say what may leave, see `egressproxy schema` and `egressproxy run --help`.
+To say what may leave, write an EgressPolicy (`egressproxy schema EgressPolicy` has its fields) into a folder DIR, and
+serve it: egressproxy run --config DIR
 """
 
 #: The remedy where the address of --admin or --metrics cannot be bound.
@@ -327,6 +328,8 @@ class App:
                 task.cancel()
 
     def _start_failed(self, why: str) -> int:
+        if not self.options.is_configured:
+            why = why.replace("give the listener another port", "give another one with --port")
         if self.options.log_format == "json":
             log.error("%s", why)
         else:
