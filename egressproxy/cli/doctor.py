@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -29,7 +29,9 @@ from egressproxy.run_options import RunOptions
 PROBE_S: Final = 10.0
 _STYLES: Final = {OK: "green", WARNING: "yellow bold", FAILURE: "red bold"}
 #: Options of `run` that are for its command, or that `secret_options` adds here.
-_ELSEWHERE: Final = frozenset({"listener", *CLIENT_OPTIONS, "secret", "secrets", "secret_env", "trust_bundle"})
+_ELSEWHERE: Final = frozenset(
+    {"listener", *CLIENT_OPTIONS, "secret", "secrets", "secret_env", "trust_bundle", "tls_key_log"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +42,6 @@ class Probe:
     look: Callable[[], Iterable[Finding]]
 
 
-def _options_of_run(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of `run`, which make no file here."""
-    from click.decorators import _param_memo
-
-    for param in reversed(run_command.params):
-        if param.name not in _ELSEWHERE:
-            same = copy(param)
-            if same.name == "tls_key_log":  # its callback makes the file
-                same.callback = None
-            _param_memo(command, same)
-    return command
-
-
 @click.command("doctor", cls=ConfigByOption)
 @click.option(
     "--connect", metavar="HOST[:PORT]", default="",
@@ -60,8 +49,10 @@ def _options_of_run(command: Callable[..., Any]) -> Callable[..., Any]:
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option("--json", "output", flag_value="json", help="The same as -o json.")
+@click.option(  # that of `run` makes the file
+    "--tls-key-log", type=click.Path(dir_okay=False, path_type=Path), default=None, metavar="FILE", help="As in `run`."
+)
 @secret_options
-@_options_of_run
 def command(connect: str, output: str, sources: tuple[SecretSource, ...], **given: Any) -> None:
     """Look at this machine, and at what the same options would ask of `run`: DNS, roots, clock, limits, kernel, ports,
     files, proxies of the environment, optional packages, and the configuration. Each line says what was seen, and what
@@ -85,6 +76,10 @@ def command(connect: str, output: str, sources: tuple[SecretSource, ...], **give
     else:
         click.echo(f"{_counted(failures, 'failure')}, {_counted(warnings, 'warning')}.")
     sys.exit(1 if failures else 0)
+
+
+#: Those of `run`, but for those with a form of their own here.
+command.params += [each for each in run_command.params if each.name not in _ELSEWHERE]
 
 
 def _probes(given: dict[str, Any], sources: tuple[SecretSource, ...], connect: str) -> list[Probe]:
