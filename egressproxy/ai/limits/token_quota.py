@@ -205,7 +205,7 @@ class TokenQuota(SettledQuota[TokenUse]):
         output = use.output_tokens if rule.counts_output else 0
         reserves = f"this request reserves {refusing.amount:,.0f} tokens"
         if output:
-            reserves += f", {min(output, refusing.amount):,.0f} of them for its response"
+            reserves += f", {min(output, refusing.amount):,.0f} for its response"
         if self._headers != "Never":
             self._store.peek([refusing])
             reserves += f"; {max(0.0, refusing.left):,.0f} are left"
