@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from egressproxy.config.resources.meta import Resource
     from egressproxy.ir.policy import ExtensionIR
     from egressproxy.model.secret import ConfigSource, SecretSource
+    from egressproxy.processes.loader.compilation import Machine
 
 #: What our examples have in place of keys and passwords.
 _UNREPLACED = "replace-me"
@@ -75,16 +76,20 @@ def command(
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
     from egressproxy.config.reading.problems import Severity
+    from egressproxy.processes.loader.compilation import Machine
 
-    resources, compiled, findings = examine((*paths, *config, *sources), bind, experimental=experimental)
+    machine = Machine(experimental=experimental)
+    resources, compiled, findings = examine((*paths, *config, *sources), bind, machine)
     missing: list[str] = []
     if secrets_elsewhere:
-        from egressproxy.cli.secrets_elsewhere import with_stand_ins, without_stand_ins
+        from egressproxy.cli.secrets_elsewhere import missing_secrets, with_stand_ins, without_stand_ins
 
-        fuller, missing = with_stand_ins(resources, findings)
-        again, found = _examined(fuller, bind, experimental=experimental)
-        problems_there = without_stand_ins(compiled.problems, again.problems, missing)
-        compiled = replace(again, problems=tuple(problems_there))
+        fuller, again, found = resources, compiled, findings
+        while fresh := missing_secrets(fuller):  # a stand-in may lead to references that were not looked at before
+            missing += fresh
+            fuller = with_stand_ins(fuller, fresh, [*findings, *found])
+            again, found = _examined(fuller, bind, machine)
+        compiled = replace(again, problems=tuple(without_stand_ins(compiled.problems, again.problems, missing)))
         findings = without_stand_ins(findings, found, missing)
     refusing, unserved, warnings, notes = (
         [each for each in findings if each.severity is severity]
@@ -104,6 +109,7 @@ def command(
     is_good = (allow_unserved or not unserved) and not (strict and warnings)
     if output == "json":
         more = {"objects": len(resources), "listeners": list(listeners), "backends": list(backends)}
+        more |= {"secretsElsewhere": missing} if secrets_elsewhere else {}
         _print_json(is_good, more, unserved=unserved, warnings=warnings, notes=notes)
     else:
         show_findings(findings, sys.stdout)
@@ -120,20 +126,20 @@ def command(
 
 
 def examine(
-    sources: Sequence[ConfigSource], bind: tuple[str, ...], *, experimental: bool
+    sources: Sequence[ConfigSource], bind: tuple[str, ...], machine: Machine
 ) -> tuple[ResourceSet, Compiled, list[Problem]]:
     """The objects of a configuration, what is compiled of them (with `problems`), and what was found besides."""
     from egressproxy.config.reading.load import read_all
 
     resources = read_all(sources)
-    return resources, *_examined(resources, bind, experimental=experimental)
+    return resources, *_examined(resources, bind, machine)
 
 
-def _examined(resources: ResourceSet, bind: tuple[str, ...], *, experimental: bool) -> tuple[Compiled, list[Problem]]:
+def _examined(resources: ResourceSet, bind: tuple[str, ...], machine: Machine) -> tuple[Compiled, list[Problem]]:
     from egressproxy.config.compile.status.status_warnings import all_warnings
-    from egressproxy.processes.loader.compilation import Machine, examined
+    from egressproxy.processes.loader.compilation import examined
 
-    compiled = examined(resources, bind, machine=Machine(experimental=experimental))
+    compiled = examined(resources, bind, machine=machine)
     found = [*all_warnings(resources, compiled), *_build_filters(resources, compiled), *_unreplaced(resources)]
     return compiled, found
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from egressproxy.cli.check import examine
 from egressproxy.cli.findings import FAILURE, OK, WARNING, Finding
-from egressproxy.cli.machine_probes import ANSWER_S, ASKED_NAME, asked
+from egressproxy.cli.machine_probes import ANSWER_S, ASKED_NAME, CONNTRACK, asked, tracks_connections
 from egressproxy.model.listening_place import place_text
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
-from egressproxy.net.listening import REMEDIES, bind
+from egressproxy.net.listening import REMEDIES, bind, why_unusable
 from egressproxy.net.process import LEAST_BYTES, cgroup_limit, memory_for_each
 from egressproxy.run_options import RunOptions
 
@@ -183,8 +183,13 @@ class Asked:
         if not options.is_configured:
             yield _bound("the open proxy", "127.0.0.1", options.open_port)
         spec = self._examined()[0]
+        listeners = spec.listeners if spec is not None else ()
+        if any(each.protocol.value.endswith("/transparent") for each in listeners) and not tracks_connections():
+            yield Finding(
+                FAILURE, "ports", "transparent listeners: the kernel tracks no connections", f"load {CONNTRACK}"
+            )
         places: dict[tuple[str, int], list[str]] = {}
-        for listener in spec.listeners if spec is not None else ():
+        for listener in listeners:
             for address in listener.addresses:
                 places.setdefault((address, listener.port), []).append(f"{listener.gateway}/{listener.name}")
         for (address, port), names in places.items():
@@ -214,9 +219,11 @@ class Asked:
 
     def _examine(self) -> tuple[ConfigIR | None, list[Finding]]:
         from egressproxy.config.reading.problems import Severity
+        from egressproxy.processes.loader.compilation import Machine
 
         options = self._options
-        resources, compiled, found = examine(options.sources, options.bind, experimental=options.experimental)
+        machine = Machine(why_unusable, experimental=options.experimental)
+        resources, compiled, found = examine(options.sources, options.bind, machine)
         problems = [*compiled.problems, *(each for each in found if each.severity is Severity.ERROR)]
         others = [each for each in found if each.severity in (Severity.UNSERVED, Severity.WARNING)]
         shown = [Finding(FAILURE, "configuration", str(each)) for each in problems[:_MAX_SHOWN]]

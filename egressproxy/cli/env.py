@@ -64,7 +64,7 @@ def _proxy(ctx: click.Context, _param: click.Parameter, value: str | None) -> Pr
     help=f"The forward-proxy listener, as clients reach it. `off`: only base URLs. Default: that of the gateway at"
     f" --admin, or {_USUAL} if none answers.",
 )  # fmt: skip
-@admin_option(f"The gateway that is asked for its listener. Default: {ADMIN_DEFAULT}.", default=None, may_be_off=True)
+@admin_option(f"The gateway that is asked for its listener. Default: {ADMIN_DEFAULT}.", default=None)
 @click.option(
     "--listener", metavar="NAME", default="",
     help="Which forward-proxy listener of that gateway, as LISTENER, GATEWAY/LISTENER or NAMESPACE/GATEWAY/LISTENER.",
@@ -132,7 +132,7 @@ def _of_gateway(ctx: click.Context, listener: str) -> Proxy | None:
     from egressproxy.cli.suggestions import ask_briefly
 
     found = ask_briefly(ctx, "/model")
-    if found is None:
+    if not isinstance(found, dict) or "model" not in found:  # nobody, or another program
         if listener:
             raise click.UsageError("--listener names one of a gateway that runs, and none answers at --admin: --proxy")
         return None

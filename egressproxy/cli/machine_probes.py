@@ -45,6 +45,7 @@ _STRICT_SINCE: Final = 2013
 #: `status` of adjtimex(2) that says: no clock of others was followed. Source: <sys/timex.h>.
 _TIME_ERROR: Final = 5
 _SO_ORIGINAL_DST: Final = 80
+CONNTRACK: Final = "nf_conntrack and nftables"
 
 
 def build() -> Iterator[Finding]:
@@ -92,7 +93,10 @@ def asked(server: Server, port: int | None = None) -> Finding:
             sock.settimeout(ANSWER_S)
             sock.send(question.wire)
             while not is_reply(wire := sock.recv(65535), question):
-                sock.settimeout(max(0.01, ANSWER_S - (time.monotonic() - began)))
+                left_s = ANSWER_S - (time.monotonic() - began)
+                if left_s <= 0:
+                    raise TimeoutError
+                sock.settimeout(left_s)
     except TimeoutError:
         return Finding(FAILURE, "dns", f"{where} has not answered within {ANSWER_S:g} s", silent)
     except OSError as error:
@@ -221,14 +225,8 @@ def kernel() -> Iterator[Finding]:
     else:
         route = "with" if Ipv6Route().exists() else "without"
         yield Finding(OK, "kernel", f"IPv6, {route} a route to the internet")
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        try:
-            sock.getsockopt(socket.IPPROTO_IP, _SO_ORIGINAL_DST, 16)
-        except OSError as error:
-            if error.errno == errno.ENOPROTOOPT:
-                yield Finding(
-                    OK, "kernel", "no connection tracking: transparent listeners need it (nf_conntrack, nftables)"
-                )
+    if not tracks_connections():
+        yield Finding(OK, "kernel", f"no connection tracking: transparent listeners need {CONNTRACK}")
     try:
         most = int(Path("/proc/sys/net/core/somaxconn").read_text())
     except (OSError, ValueError):
@@ -238,6 +236,16 @@ def kernel() -> Iterator[Finding]:
             WARNING, "kernel", f"{most} connections may wait to be accepted, the gateway asks for {BACKLOG}",
             f"sysctl net.core.somaxconn={BACKLOG}",
         )  # fmt: skip
+
+
+def tracks_connections() -> bool:
+    """Whether the kernel can tell where a redirected connection was going."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        try:
+            sock.getsockopt(socket.IPPROTO_IP, _SO_ORIGINAL_DST, 16)
+        except OSError as error:
+            return error.errno != errno.ENOPROTOOPT
+    return True
 
 
 def _has_pidfd() -> bool:

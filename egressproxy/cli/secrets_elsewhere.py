@@ -26,15 +26,17 @@ _UNFIT: Final = "InvalidSecret"
 _OF_OTHER_NAMES: Final = "HostnameNotCovered"
 
 
-def with_stand_ins(resources: ResourceSet, findings: Iterable[Problem]) -> tuple[ResourceSet, list[str]]:
-    """The objects with a Secret for each that is missing, and the names of these (`namespace/name`). `findings` are of
-    the objects alone, by which the keys are known.
-    """
-    missing = sorted(
+def missing_secrets(resources: ResourceSet) -> list[str]:
+    """The Secrets (`namespace/name`) that references have looked for in vain."""
+    return sorted(
         f"{namespace}/{name}"
         for group, kind, namespace, name in resources.wanted
         if not group and kind == Secret.KIND and (group, kind, namespace, name) not in resources.by_key
     )
+
+
+def with_stand_ins(resources: ResourceSet, missing: Iterable[str], findings: Iterable[Problem]) -> ResourceSet:
+    """The objects with a Secret for each that is missing. `findings` have the keys that references name."""
     keys: dict[str, set[str]] = defaultdict(set)
     for each in findings:
         for name, key in _NAMED.findall(each.message):
@@ -52,11 +54,10 @@ def with_stand_ins(resources: ResourceSet, findings: Iterable[Problem]) -> tuple
         )
         for name in missing
     ]  # fmt: skip
-    fuller = ResourceSet(
+    return ResourceSet(
         (*resources.objects, *made), resources.warnings, resources.problems, resources.broken, resources.read,
         resources.left_out,
     )  # fmt: skip
-    return fuller, missing
 
 
 def without_stand_ins(before: Sequence[Problem], after: Iterable[Problem], missing: Iterable[str]) -> list[Problem]:
