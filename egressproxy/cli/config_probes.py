@@ -225,12 +225,12 @@ class Asked:
         machine = Machine(why_unusable, experimental=options.experimental)
         resources, compiled, found = examine(options.sources, options.bind, machine)
         problems = [*compiled.problems, *(each for each in found if each.severity is Severity.ERROR)]
-        others = [each for each in found if each.severity in (Severity.UNSERVED, Severity.WARNING)]
+        if not problems:  # as `check`, which fails for both
+            problems = [each for each in found if each.severity is Severity.UNSERVED]
+        others = [each for each in found if each.severity is Severity.WARNING]
         shown = [Finding(FAILURE, "configuration", str(each)) for each in problems[:_MAX_SHOWN]]
         if not problems:
-            shown = [
-                Finding(WARNING, "configuration", f"{each.severity.value}: {each}") for each in others[:_MAX_SHOWN]
-            ]
+            shown = [Finding(WARNING, "configuration", str(each)) for each in others[:_MAX_SHOWN]]
         left = len(problems or others) - len(shown)
         if left > 0:
             shown.append(Finding(WARNING, "configuration", f"and {left} more", "`egressproxy check` shows all"))

@@ -281,13 +281,16 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
         raise click.UsageError(
             "--port is for the open proxy; with a configuration the ports are in spec.listeners of its Gateways"
         )
+    is_any_port = options.open_port == 0 or (wrapped and not _is_given(ctx, "open_port"))
+    if not options.is_configured and is_any_port:
+        from egressproxy.cli.wrapped_command import free_port
+
+        options = replace(options, open_port=free_port())
     if not wrapped:
         sys.exit(begin(options))
-    from egressproxy.cli.wrapped_command import free_port, run_wrapped
+    from egressproxy.cli.wrapped_command import run_wrapped
 
     settings = ClientSettings(no_proxy=clients["no_proxy"], base_urls=clients["base_urls"])
-    if not options.is_configured and not _is_given(ctx, "open_port"):
-        options = replace(options, open_port=free_port())
     sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener))
 
 
