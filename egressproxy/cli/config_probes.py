@@ -9,6 +9,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -208,8 +209,9 @@ class Asked:
         for listener in spec.listeners if spec is not None else ():
             dns = listener.policy.dns
             servers |= {parse_server(each, dns.transport): dns for each in dns.servers}
-        for server, dns in servers.items():
-            yield asked(server) if server.transport == "udp" else asyncio.run(_over_connection(server, dns))
+        if servers:
+            with ThreadPoolExecutor(min(len(servers), _MAX_SHOWN)) as pool:
+                yield from pool.map(_asked, servers, servers.values())
 
     def _examined(self) -> tuple[ConfigIR | None, list[Finding]]:
         with self._lock:
@@ -247,6 +249,10 @@ def _bound(what: str, address: str, port: int) -> Finding:
         remedy = REMEDIES.get(error.errno or 0, "").strip(" ()")
         return Finding(FAILURE, "ports", why, remedy)
     return Finding(OK, "ports", f"{what}: {place_text(address, port)} is free")
+
+
+def _asked(server: Server, dns: DnsIR) -> Finding:
+    return asked(server) if server.transport == "udp" else asyncio.run(_over_connection(server, dns))
 
 
 async def _over_connection(server: Server, dns: DnsIR) -> Finding:

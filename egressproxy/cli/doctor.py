@@ -130,8 +130,7 @@ def _looked(probes: Sequence[Probe], output: str) -> Iterator[Finding]:
     for probe in probes:
         while probe.topic not in known:
             if shows_progress:
-                left = [each.topic for each in probes if each.topic not in known]
-                print(f"\r\x1b[K… {', '.join(left)}", end="", file=sys.stderr, flush=True)
+                print(f"\r\x1b[K… {probe.topic} ({len(known)} of {len(probes)})", end="", file=sys.stderr, flush=True)
             try:
                 topic, found = answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
