@@ -113,7 +113,12 @@ def files(options: RunOptions) -> Iterator[Finding]:
     secrets += _secret_files(options)
     exposed = [file for file in secrets if (mode := _mode(file)) is not None and mode & stat.S_IROTH]
     for file in exposed[:_MAX_SHOWN]:
-        yield Finding(WARNING, "files", f"every user of this machine can read {file}", f"chmod o-r {file}")
+        yield Finding(
+            WARNING,
+            "files",
+            f"every user of this machine can read {file}",
+            f"chmod o-r {file}, or `defaultMode: 0440` of a mounted Secret",
+        )
     if secrets and not exposed:
         yield Finding(OK, "files", f"{len(secrets)} files of secrets, which other users cannot read")
 
@@ -137,7 +142,9 @@ def _secret_files(options: RunOptions) -> list[Path]:
     found: list[Path] = []
     for source in options.secrets:
         if source.path is not None and not source.is_trust_bundle:
-            found += [source.path] if source.path.is_file() else sorted(source.path.rglob("*"))[:_MAX_FILES]
+            inside = sorted(source.path.rglob("*"))[:_MAX_FILES] if source.path.is_dir() else [source.path]
+            # Of a mounted Secret the folders `..…` have the files once more.
+            found += [each for each in inside if ".." not in str(each.relative_to(source.path))]
     for path in options.config:
         for file in sorted(path.iterdir())[:_MAX_FILES] if path.is_dir() else [path]:
             if file.suffix == ".key" or (file.suffix in (".yaml", ".yml", ".json") and _has_secret(file)):
@@ -227,7 +234,7 @@ class Asked:
         machine = Machine(why_unusable, experimental=options.experimental)
         resources, compiled, found = examine(options.sources, options.bind, machine)
         problems = [*compiled.problems, *(each for each in found if each.severity is Severity.ERROR)]
-        if not problems:  # as `check`, which fails for both
+        if not problems:  # `check` fails for both, too
             problems = [each for each in found if each.severity is Severity.UNSERVED]
         others = [each for each in found if each.severity is Severity.WARNING]
         shown = [Finding(FAILURE, "configuration", str(each)) for each in problems[:_MAX_SHOWN]]
