@@ -46,6 +46,7 @@ from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.event_aggregator import NOTICES_S
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.json_lines import take_over
+from egressproxy.telemetry.log_writer import is_terminal
 from egressproxy.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -81,10 +82,11 @@ SUCCEEDED_S = 5.0
 KEPT_S = 1.0
 
 OPEN_PROXY = """\
-No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone.
-Try it:
+No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone. --port gives another port.
+Try it in another terminal:
   curl -x http://{place} https://example.com/
-To say what may leave, see `egressproxy schema` and `egressproxy run --help`.
+To say what may leave, write an EgressPolicy (`egressproxy schema EgressPolicy` has its fields) into a folder DIR, and
+serve it: egressproxy run --config DIR
 """
 
 #: The remedy where the address of --admin or --metrics cannot be bound.
@@ -151,7 +153,9 @@ class App:
         self._began_ns = time_ns()
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # workers have collected theirs
-        self._events = Events(self.metrics, self._objects_changed, wait_s)
+        # Where people read the access log beside the diagnostics, a denial has its line there.
+        logs_exchanges = not (_is_read_by_people(options) and sys.stderr.isatty())
+        self._events = Events(self.metrics, self._objects_changed, wait_s, logs_exchanges=logs_exchanges)
         self._data_plane = _data_plane(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
         self._history: History | None = None  # where there is an admin address
@@ -360,6 +364,8 @@ class App:
                 task.cancel()
 
     def _start_failed(self, why: str) -> int:
+        if not self.options.is_configured:
+            why = why.replace("give the listener another port", "give another one with --port")
         if self.options.log_format == "json":
             log.error("%s", why)
         else:
@@ -587,6 +593,11 @@ class App:
             log.info("%s", serving)
         if self.options.is_configured:
             self._live.tell_generation()
+
+
+def _is_read_by_people(options: RunOptions) -> bool:
+    """Whether the access log has lines for people, and they see them where they see the diagnostics."""
+    return options.access_log_format != "json" and options.log_format == "text" and is_terminal(options.access_log)
 
 
 def _data_plane(options: RunOptions, metrics: Metrics, errors: int | None, sockets: ListeningSockets) -> DataPlane:

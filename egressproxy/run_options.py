@@ -67,6 +67,7 @@ class RunOptions:
     admin: tuple[str, int] | None = ("127.0.0.1", 15900)
     metrics: tuple[str, int] | None = None
     access_log: str | None = None  # None: stdout; "off": none; else a path
+    access_log_format: str = "auto"  # text, json, or text on a terminal and JSON elsewhere
     log_level: str = "info"
     log_format: str = "text"  # of the diagnostics: text or json
     drain_timeout_s: float = 10.0

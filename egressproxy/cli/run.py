@@ -27,7 +27,7 @@ from egressproxy.config.otlp_environment import OPTION, SIGNALS_OPTION, otlp_set
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.model.unix_socket import SCHEME, parse_unix_socket
 from egressproxy.net.tls_contexts.key_log import open_key_log
-from egressproxy.run_options import RunOptions
+from egressproxy.run_options import OPEN_PORT, RunOptions
 
 #: Of a session key: a shorter one could be guessed, a longer file is not a key.
 MIN_KEY_BYTES = 32
@@ -143,6 +143,10 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     "Where Gateways without `spec.addresses` listen; may be given again. From a network such as 127.0.1.0/24 every"
     " Gateway gets an address of its own. Every client that reaches the address can use the gateway."
 )
+@click.option(
+    "--port", "open_port", type=whole_number(0, 65535), default=OPEN_PORT, show_default=True, metavar="N",
+    help="The port of the open proxy, without --config; 0: the system chooses. For Gateways see their listeners.",
+)  # fmt: skip
 @admin_option(
     "Health, metrics and the configuration in service. Read-only except for POST /reload, /cache/purge, /holds and"
     " /kill-switch and, with --api-writes, objects. `off`: none.",
@@ -243,6 +247,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     \b
     Examples:
       egressproxy run
+      egressproxy run --port 8888
       egressproxy run --config policies/
       egressproxy run --config gateway.yaml --config secrets/ --bind 0.0.0.0
       egressproxy run --config policies/ --secret openai=/var/run/secrets/openai --secret-env front:token=FRONT_TOKEN
@@ -266,25 +271,38 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
         raise click.UsageError(f"{option} is for a command: write the command after --")
     _check_variables()
     login = login_of(clients["token"], clients["user"], clients["password"])
+    options = options_of(given, sources)
+    if not options.is_configured and _is_given(ctx, "bind"):
+        raise click.UsageError(
+            "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
+            " give --config, or leave --bind out (--port gives another port)"
+        )
+    if options.is_configured and _is_given(ctx, "open_port"):
+        raise click.UsageError(
+            "--port is for the open proxy; with a configuration the ports are in spec.listeners of its Gateways"
+        )
+    is_any_port = options.open_port == 0 or (wrapped and not _is_given(ctx, "open_port"))
+    if not options.is_configured and is_any_port:
+        from egressproxy.cli.wrapped_command import free_port
+
+        options = replace(options, open_port=free_port())
+    if not wrapped:
+        sys.exit(begin(options))
+    from egressproxy.cli.wrapped_command import run_wrapped
+
+    settings = ClientSettings(no_proxy=clients["no_proxy"], base_urls=clients["base_urls"])
+    sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener))
+
+
+def options_of(given: dict[str, Any], sources: tuple[SecretSource, ...]) -> RunOptions:
+    """What these values of the options ask for together. Raises click.UsageError where they do not fit together."""
     cluster = cluster_of(given)
     options = RunOptions(secrets=sources, cluster=cluster, **given)
     _check_state(options)
     if sources and not options.is_configured:
         raise click.UsageError("Secrets need a configuration: give --config, too")
     _check_writes(options)
-    if not options.is_configured and _is_given(ctx, "bind"):
-        raise click.UsageError(
-            "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
-            " give --config, or leave --bind out"
-        )
-    if not wrapped:
-        sys.exit(begin(options))
-    from egressproxy.cli.wrapped_command import free_port, run_wrapped
-
-    settings = ClientSettings(no_proxy=clients["no_proxy"], base_urls=clients["base_urls"])
-    if not options.is_configured:
-        options = replace(options, open_port=free_port())
-    sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener))
+    return options
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:

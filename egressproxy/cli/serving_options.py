@@ -32,8 +32,12 @@ serving_options: Decorator = together(
     ),
     click.option(
         "--access-log", metavar="PATH", default=None, callback=_path,
-        help="The file for one JSON line per exchange; `-`: standard output (the default), `off`: none. SIGHUP reopens"
-        " the file.",
+        help="The file for one line per exchange; `-`: standard output (the default), `off`: none. SIGHUP reopens the"
+        " file.",
+    ),
+    click.option(
+        "--access-log-format", type=click.Choice(("auto", "text", "json")), default="auto", show_default=True,
+        help="The form of the access log: text for people, JSON for programs; `auto` is text on a terminal, else JSON.",
     ),
     click.option(
         "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True,

@@ -76,7 +76,7 @@ def _of_file(file: Path, error: OSError) -> TrustProblem:
 
 
 def _write_bundle(path: Path, ca_pem: str) -> str:
-    roots = _system_roots()
+    roots = system_roots()
     there = {re.sub(r"\s", "", each) for each in _BLOCK.findall(roots)}
     added = [each for each in _BLOCK.findall(ca_pem) if re.sub(r"\s", "", each) not in there]
     text = f"{roots.rstrip()}\n" + "".join(f"{each}\n" for each in added)
@@ -90,7 +90,7 @@ def _write_java_store(path: Path, pem: str) -> None:
     replace_file(path, serialize_java_truststore(entries, BestAvailableEncryption(STORE_PASSWORD.encode())))
 
 
-def _system_roots() -> str:
+def system_roots() -> str:
     """PEM. What $SSL_CERT_FILE names goes before the system's own file, as it does for OpenSSL."""
     default = ssl.get_default_verify_paths().cafile
     files: Sequence[str] = (*((default,) if default else ()), *_SYSTEM)

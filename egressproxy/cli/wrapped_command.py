@@ -28,7 +28,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from egressproxy.cli.client_settings import ClientSettings, Login, Proxy, inherited
+from egressproxy.cli.client_settings import NO_LOGIN, ClientSettings, Login, Proxy, inherited
 from egressproxy.cli.serving import serve
 from egressproxy.net.process import close_memory
 from egressproxy.processes.forward_listeners import ForwardListener
@@ -140,6 +140,12 @@ def chosen_listener(listeners: Sequence[ForwardListener], name: str) -> ForwardL
     return fitting[0] if fitting else None
 
 
+def proxy_of(listener: ForwardListener, login: Login = NO_LOGIN) -> Proxy:
+    """The listener as clients on this machine reach it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listener.address, listener.address)  # noqa: S104
+    return Proxy("https" if listener.is_tls else "http", host, listener.port, login)
+
+
 def _variables(
     chosen: ForwardListener | None, settings: ClientSettings, login: Login, ca: Path | None, files: ExitStack
 ) -> dict[str, str]:
@@ -150,8 +156,7 @@ def _variables(
         raise NotUsable("there is no forward-proxy listener that clients could use: add one, or give --base-url")
     trusted = ""
     if chosen is not None:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(chosen.address, chosen.address)  # noqa: S104
-        settings = replace(settings, proxy=Proxy("https" if chosen.is_tls else "http", host, chosen.port, login))
+        settings = replace(settings, proxy=proxy_of(chosen, login))
         trusted = chosen.signing_ca
     try:
         if ca is not None:

@@ -46,6 +46,7 @@ class Begin:
     limits: ProcessLimits = NO_LIMITS
     filters: FilterListener | None = None  # serve filters to Envoy there, and bind no listener
     tls_key_log: Path | None = None  # a file for the secrets of TLS connections
+    access_log_format: str = "json"
 
 
 @dataclass(frozen=True, slots=True)

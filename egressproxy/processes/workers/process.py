@@ -162,7 +162,7 @@ class WorkerProcess:
             self._worker = made(
                 asked.access_log, self._metrics, asked.pseudonym, self._listening, FileLock(turn),
                 SharedCounters(tally, asked.workers, asked.worker), asked.session_key, asked.zone,
-                asked.limits,
+                asked.limits, asked.access_log_format,
             )  # fmt: skip
         except ConfigRefused as error:
             return error

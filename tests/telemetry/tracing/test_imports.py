@@ -6,9 +6,9 @@ import sys
 import pytest
 
 UNUSED = (
-    "egressproxy.telemetry.tracing", "egressproxy.telemetry.live_lines", "egressproxy.operators.explain",
-    "egressproxy.admin.live", "egressproxy.admin.views", "egressproxy.processes.loader.proposals",
-    "egressproxy.processes.loader.differences",
+    "egressproxy.telemetry.tracing", "egressproxy.telemetry.live_lines", "egressproxy.telemetry.text_log",
+    "egressproxy.operators.explain", "egressproxy.admin.live", "egressproxy.admin.views",
+    "egressproxy.processes.loader.proposals", "egressproxy.processes.loader.differences",
 )  # fmt: skip
 LOADED = f"[name for name in sys.modules if name.startswith({UNUSED!r})]"
 SERVING = ["egressproxy.doors.data_plane", "egressproxy.processes.workers.process", "egressproxy.admin.server"]
