@@ -3,11 +3,11 @@
 Python interface. `record` and `replay` return a `Run`, which has what a configuration needs besides its own:
 
     run = egressproxy.tapes.record("tapes/")               # or replay("tapes/", strict=True)
-    run.write(folder, ["agents/egress"])                   # manifests for these Gateways, and the filter's file
+    folder = run.write(["agents/egress"])                  # manifests for these Gateways, and the filter's file
     ...                                                    # serve this folder, with others; clients trust run.ca_pem
     report = run.finish()                                  # when the gateway has ended: report.lines(), report.is_complete
 
-In place of `write`, an own EgressPolicy of the Gateway may have `run.extension` in `spec.extensions` and
+In place of `write`, an EgressPolicy of the Gateway may have `run.extension` in `spec.extensions` and
 `run.intercept(name)` in `spec.intercept`, with the Secret `run.secret(namespace, name)` beside it and each of
 `run.files` in the folder of its manifest. One process has to serve (`--workers 1`).
 
@@ -154,13 +154,15 @@ class Run:
             made += [policy, self.secret(namespace)]
         return made
 
-    def write(self, folder: Path, gateways: Sequence[str], others: Sequence[dict[str, Any]] = ()) -> None:
-        """Write `manifests` with `others`, and `files`, into a folder of `--config`, readable by this user alone."""
+    def write(self, gateways: Sequence[str], others: Sequence[dict[str, Any]] = ()) -> Path:
+        """Write `manifests` with `others`, and `files`; returns their folder, which exists until `finish`."""
+        folder = Path(self._work.name) / "config"  # readable by this user alone
+        folder.mkdir()
         for name, text in self.files.items():
             (folder / name).write_text(text, "utf-8")
-        file = folder / "tapes.yaml"
-        file.touch(0o600)  # before a key is in it
-        file.write_text(yaml.safe_dump_all([*others, *self.manifests(gateways)], sort_keys=False), "utf-8")
+        manifests = yaml.safe_dump_all([*others, *self.manifests(gateways)], sort_keys=False)
+        (folder / "tapes.yaml").write_text(manifests, "utf-8")
+        return folder
 
     @property
     def _report(self) -> Path:

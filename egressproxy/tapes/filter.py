@@ -46,6 +46,8 @@ _MAX_TOLD: Final = 1000
 _DROPPED: Final = frozenset(
     ("content-length", "content-encoding", "transfer-encoding", "connection", "keep-alive", "trailer", "proxy-status")
 )
+#: Of those that are played; the gateway tells the time itself.
+_OURS: Final = _DROPPED | {"date"}
 _DIGESTS: Final = frozenset(("digest", "content-digest", "repr-digest", "content-md5"))
 _PORTS: Final = {b"http": 80, b"https": 443}
 
@@ -420,7 +422,7 @@ def response_of(found: Recording, request: Fields) -> LocalResponse:
     fields = [
         (name.encode("latin-1"), value.encode())
         for name, value in recorded.headers
-        if name.lower() not in _DROPPED - ({"content-encoding"} if not recorded.coding else set())
+        if name.lower() not in _OURS - ({"content-encoding"} if not recorded.coding else set())
     ]
     body, coding = recorded.body, recorded.coding.encode()
     accepted = b",".join(request.get_all(b"accept-encoding")).lower()

@@ -173,7 +173,7 @@ def _mapping(headers: Headers) -> dict[str, list[str]]:
 
 def write(path: Path, entries: Iterable[str]) -> None:
     """Replace the tape by these entries, as `written` has them; nobody else may read it. Raises OSError."""
-    replace_file(path, (_HEAD + "".join(entries)).encode(), 0o600)
+    replace_file(path, (_HEAD + "".join(entries)).encode())
 
 
 def tapes_in(folder: Path) -> list[Path]:
