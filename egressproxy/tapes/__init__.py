@@ -5,7 +5,7 @@ Python interface. `record` and `replay` return a `Run`, which has what a configu
     run = egressproxy.tapes.record("tapes/")               # or replay("tapes/", strict=True)
     folder = run.write(["agents/egress"])                  # manifests for these Gateways, and the filter's file
     ...                                                    # serve this folder, with others; clients trust run.ca_pem
-    report = run.finish()                                  # when the gateway has ended: report.lines(), report.is_complete
+    report = run.finish()                                  # when the gateway has ended; see report.lines()
 
 In place of `write`, an EgressPolicy of the Gateway may have `run.extension` in `spec.extensions` and
 `run.intercept(name)` in `spec.intercept`, with the Secret `run.secret(namespace, name)` beside it and each of
@@ -35,9 +35,7 @@ __all__ = ["Report", "Run", "TapeError", "record", "replay"]
 PRIORITY: Final = 999
 #: What the manifest's folder needs: a Python filter is a file beside its manifest.
 _FILTER_FILE: Final = "egressproxy_tape.py"
-_FILTER: Final = (
-    "from egressproxy.tapes.filter import TapeConfig as Config, TapeFilter\n\nfilter_class = TapeFilter\n"
-)
+_FILTER: Final = "from egressproxy.tapes.filter import TapeConfig as Config, TapeFilter\n\nfilter_class = TapeFilter\n"
 _NAME: Final = "egressproxy-tapes"
 #: The CA of a run ends with it; this is for one that is forgotten.
 _CA_DAYS: Final = 7

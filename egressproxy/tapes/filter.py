@@ -29,7 +29,16 @@ from egressproxy.tapes import Report, write_report
 from egressproxy.tapes.masking import Masker
 from egressproxy.tapes.matching import Asked, Library, Recording, Rules
 from egressproxy.tapes.tape import (
-    Headers, Interaction, TapeError, file_name, media_type, read, read_folder, readable, write, written,
+    Headers,
+    Interaction,
+    TapeError,
+    file_name,
+    media_type,
+    read,
+    read_folder,
+    readable,
+    write,
+    written,
 )  # fmt: skip
 
 log = logging.getLogger("egressproxy.tapes")

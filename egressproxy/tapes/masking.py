@@ -11,6 +11,7 @@ import binascii
 import json
 import re
 from base64 import b64decode
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote, unquote_plus, urlsplit
@@ -30,7 +31,8 @@ _MARK_IN_URL: Final = "SECRET"
 _FIELDS: Final = frozenset((*CREDENTIAL_FIELDS, "proxy-authorization", "x-csrf-token", "x-xsrf-token"))
 _COOKIES: Final = ("cookie", "set-cookie")
 _SESSION: Final = re.compile(r"(?:[\w-]+-)?session-id")
-#: Fields and members whose name says that the value is a credential. `token` alone, as in logprobs, is one if it is long.
+#: Fields and members whose name says that the value is a credential. The value of a token is one if it is long: there
+#: are tokens of texts, too.
 _NAMED: Final = re.compile(
     r"(?:.*[-_.])?(?:password|passwd|pwd|passphrase|secret|secrets|(?:api|secret|private|access|account|shared|signing|"
     r"encryption|client|subscription|auth|service)[-_]?keys?|credentials?|authorization|auth|cookies?|set-cookie|"
@@ -49,15 +51,16 @@ _PARAMETERS: Final = frozenset(
         "x-goog-signature", "x-goog-credential", "awsaccesskeyid", "googleaccessid", "hapikey", "appid",
     )
 )  # fmt: skip
-_IN_URLS: Final = re.compile(
-    rf"([?&;](?:{'|'.join(map(re.escape, sorted(_PARAMETERS, key=len, reverse=True)))})=)[^&;\s\"'<>#\\]+", re.IGNORECASE
-)
+_ANY_PARAMETER: Final = "|".join(map(re.escape, sorted(_PARAMETERS, key=len, reverse=True)))
+_IN_URLS: Final = re.compile(rf"([?&;](?:{_ANY_PARAMETER})=)[^&;\s\"'<>#\\]+", re.IGNORECASE)
 _USER_INFO: Final = re.compile(r"(\w+://)[^/@\s\"':]+:[^/@\s\"']+@")
 #: Keys in the path: Telegram's bots, and the webhooks of Slack and Discord.
 _PATH_KEYS: Final = re.compile(
     r"(/bot)\d+:[\w-]{20,}|(/services/)T\w+/B\w+/\w+|(/api/webhooks/)\d+/[\w-]+", re.IGNORECASE
 )
-_TEXT: Final = re.compile(r"text/.*|application/(?:.*\+)?xml|application/(?:x-)?(?:javascript|yaml|ndjson|jsonl|graphql).*")
+_TEXT: Final = re.compile(
+    r"text/.*|application/(?:.*\+)?xml|application/(?:x-)?(?:javascript|yaml|ndjson|jsonl|graphql).*"
+)
 #: What servers of packages tell of files, by digests of the text.
 _DIGESTED: Final = re.compile(r"application/vnd\.pypi.*|application/x-git-.*")
 _MAX_LEARNT: Final = 200
@@ -295,10 +298,8 @@ class Masker:
         media = re.search(r"(?im)^content-type:\s*(\S+)", fields)
         masked = self._body(content, media.group(1) if media is not None else "")
         if name is not None and media is None:
-            try:
+            with suppress(UnicodeDecodeError):
                 masked = self._member(name.group(1), content.decode()).encode()
-            except UnicodeDecodeError:
-                pass
         return self._text(fields).encode() + blank + masked + end
 
     def _binary(self, body: bytes) -> bytes:
@@ -312,5 +313,3 @@ def _is_token(name: str) -> bool:
 
 def _mark_of(entity: str, _value: str) -> str:
     return f"[{entity}]"
-
-

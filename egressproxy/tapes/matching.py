@@ -69,7 +69,9 @@ class Asked:
         )
         host = parts.netloc.lower()
         host = host.removesuffix({"http": ":80", "https": ":443"}.get(parts.scheme, ":"))
-        return cls(method, parts.scheme, host, steady(parts.path or "/"), tuple(sorted(query)), _body(rules, headers, body))
+        return cls(
+            method, parts.scheme, host, steady(parts.path or "/"), tuple(sorted(query)), _body(rules, headers, body)
+        )
 
     @property
     def url(self) -> str:
@@ -200,7 +202,9 @@ def first_difference(recorded: Asked, asked: Asked) -> str:
             return f"parameter {key} is {shown(after)}, the tape has {shown(before)}"
     for path, before, after in differences(recorded.body, asked.body):
         if isinstance(before, str) and isinstance(after, str) and before[:_SHOWN] == after[:_SHOWN]:
-            at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after)))
+            at = next(
+                (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+            )
             begin = max(0, at - 20)
             before, after = f"…{before[begin:]}", f"…{after[begin:]}"
         return f"body {path} is {shown(after)}, the tape has {shown(before)}"
@@ -269,4 +273,11 @@ def _distance(recorded: Asked, asked: Asked) -> tuple[int, ...]:
     fields = sum(1 for _ in differences(recorded.body, asked.body)) if is_same_url else 0
     common = next((i for i, (a, b) in enumerate(zip(recorded.path, asked.path, strict=False)) if a != b), 0)
     query = len(set(recorded.query) ^ set(asked.query))
-    return recorded.host != asked.host, recorded.path != asked.path, -common if not is_same_url else 0, recorded.method != asked.method, query, fields
+    return (
+        recorded.host != asked.host,
+        recorded.path != asked.path,
+        -common if not is_same_url else 0,
+        recorded.method != asked.method,
+        query,
+        fields,
+    )

@@ -22,7 +22,9 @@ from egressproxy.net.durable_file import replace_file
 _DUMPER: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: What would not come back as it was from a block of lines.
-_NOT_IN_A_BLOCK: Final = re.compile("[^\n\t\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_NOT_IN_A_BLOCK: Final = re.compile(
+    "[^\n\t\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
 _JSON: Final = re.compile(r"application/(?:[\w.-]+\+)?json|text/json", re.IGNORECASE)
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _HEAD: Final = "version: 1\ninteractions:\n"
@@ -120,11 +122,18 @@ class _Text(str):
     """Text that is written as a block of lines."""
 
 
+class _Line(list[Any]):
+    """A list that is written in one line."""
+
+
 class _Dumper(_DUMPER):  # type: ignore[misc,valid-type]
     pass
 
 
 _Dumper.add_representer(_Text, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), "|"))
+_Dumper.add_representer(
+    _Line, lambda dumper, values: dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=True)
+)
 
 
 def written(found: Interaction) -> str:
@@ -133,7 +142,7 @@ def written(found: Interaction) -> str:
     if found.coding:
         extra["coding"] = found.coding
     if found.events:
-        extra["events"] = [round(each, 3) for each in found.events]
+        extra["events"] = _Line(round(each, 3) for each in found.events)
     if found.is_open:
         extra["open"] = True
     entry = {
@@ -167,7 +176,7 @@ def _value(body: bytes) -> str | bytes:
 def _mapping(headers: Headers) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, value in headers:
-        found.setdefault(name, []).append(value)
+        found.setdefault(name, _Line()).append(value)
     return found
 
 
