@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
@@ -139,13 +139,8 @@ class _Tapes:
     def _record(self, method: str, taken: _Taken, took: float) -> None:
         try:
             found = self._recorded_by.interaction(interaction_of(method, taken, took))
-            media = media_type(found.headers)
-            asked_media = media_type(found.request_headers)
-            entry = Interaction(
-                found.method, found.uri, found.request_headers, readable(found.request_body, asked_media),
-                found.status, found.phrase, found.headers, readable(found.body, media),
-                found.began, found.took, found.coding, found.events, found.is_open,
-            )  # fmt: skip
+            asked = readable(found.request_body, media_type(found.request_headers))
+            entry = replace(found, request_body=asked, body=readable(found.body, media_type(found.headers)))
             name = file_name(found.uri)
             with self._lock:
                 self._entries_of(name).append(written(entry))
@@ -390,12 +385,22 @@ def interaction_of(method: str, taken: _Taken, took: float) -> Interaction:
     events: tuple[float, ...] = ()
     if _is_events(fields) and response is not None:
         events = event_times(response, taken.pieces if not coding else [(took, len(response))])
-    is_cut = taken.has_body and not taken.has_ended
+    is_open = taken.has_body and not taken.has_ended and method == "GET"
     return Interaction(
-        method, taken.uri, _kept(taken.request_fields, keeps_coding=request is None), asked if request is None else request,
-        taken.status, taken.phrase, _kept(fields, keeps_coding=response is None), answered if response is None else response,
-        f"{taken.began:%Y-%m-%dT%H:%M:%SZ}", took, coding.decode(), events, is_cut and method == "GET",
-    )  # fmt: skip
+        method,
+        taken.uri,
+        _kept(taken.request_fields, keeps_coding=request is None),
+        asked if request is None else request,
+        taken.status,
+        taken.phrase,
+        _kept(fields, keeps_coding=response is None),
+        answered if response is None else response,
+        f"{taken.began:%Y-%m-%dT%H:%M:%SZ}",
+        took,
+        coding.decode(),
+        events,
+        is_open,
+    )
 
 
 def _kept(fields: Fields, *, keeps_coding: bool) -> Headers:

@@ -25,10 +25,15 @@ IGNORED_PARAMETERS: Final = ("_", "ts", "timestamp", "nonce", "request_id", "x-a
 #: What says another value in each run, wherever it stands.
 _CHANGING: Final = (
     (re.compile(r"\b[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}\b", re.IGNORECASE), "<uuid>"),
-    (re.compile(r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d\b))?)?"), "<time>"),
+    (
+        re.compile(
+            r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d\b))?)?(?![\w-])"
+        ),
+        "<time>",
+    ),
     (re.compile(r"(?:/[\w.-]+)*/pytest-of-[\w.-]+/pytest-\d+\b"), "<tmp>"),
     (re.compile(r"/(?:var/)?tmp/tmp[a-z0-9_]{6,12}\b"), "<tmp>"),
-)  # fmt: skip
+)
 _PATH: Final = re.compile(r"(\.\.|\.)([\w-]+|\*)|\[(\d+|\*)\]|\['([^']+)'\]")
 _SHOWN: Final = 60
 
@@ -175,8 +180,8 @@ def differences(before: Any, after: Any, path: str = "$") -> Iterator[tuple[str,
             yield from differences(before.get(key, ...), after.get(key, ...), inner)
     elif isinstance(before, list) and isinstance(after, list):
         for index in range(max(len(before), len(after))):
-            pair = (each[index] if index < len(each) else ... for each in (before, after))
-            yield from differences(*pair, f"{path}[{index}]")
+            was, now = (each[index] if index < len(each) else ... for each in (before, after))
+            yield from differences(was, now, f"{path}[{index}]")
     elif before != after or (type(before) is not type(after) and bool in (type(before), type(after))):
         yield path, before, after
 
@@ -202,10 +207,7 @@ def first_difference(recorded: Asked, asked: Asked) -> str:
             return f"parameter {key} is {shown(after)}, the tape has {shown(before)}"
     for path, before, after in differences(recorded.body, asked.body):
         if isinstance(before, str) and isinstance(after, str) and before[:_SHOWN] == after[:_SHOWN]:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-            )
-            begin = max(0, at - 20)
+            begin = max(0, _common(before, after) - 20)
             before, after = f"…{before[begin:]}", f"…{after[begin:]}"
         return f"body {path} is {shown(after)}, the tape has {shown(before)}"
     return "nothing but the number of times that it was asked"
@@ -271,13 +273,18 @@ def _distance(recorded: Asked, asked: Asked) -> tuple[int, ...]:
     """The most different first; within one URL by the fields of the body."""
     is_same_url = recorded.host == asked.host and recorded.path == asked.path
     fields = sum(1 for _ in differences(recorded.body, asked.body)) if is_same_url else 0
-    common = next((i for i, (a, b) in enumerate(zip(recorded.path, asked.path, strict=False)) if a != b), 0)
-    query = len(set(recorded.query) ^ set(asked.query))
     return (
         recorded.host != asked.host,
         recorded.path != asked.path,
-        -common if not is_same_url else 0,
+        -_common(recorded.path, asked.path),
         recorded.method != asked.method,
-        query,
+        len(set(recorded.query) ^ set(asked.query)),
         fields,
+    )
+
+
+def _common(one: str, other: str) -> int:
+    """The characters with which both begin."""
+    return next(
+        (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
     )
