@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
@@ -36,7 +36,6 @@ from egressproxy.tapes.tape import (
     media_type,
     read,
     read_folder,
-    readable,
     write,
     written,
 )  # fmt: skip
@@ -139,11 +138,9 @@ class _Tapes:
     def _record(self, method: str, taken: _Taken, took: float) -> None:
         try:
             found = self._recorded_by.interaction(interaction_of(method, taken, took))
-            asked = readable(found.request_body, media_type(found.request_headers))
-            entry = replace(found, request_body=asked, body=readable(found.body, media_type(found.headers)))
             name = file_name(found.uri)
             with self._lock:
-                self._entries_of(name).append(written(entry))
+                self._entries_of(name).append(written(found.readable()))
                 self._unwritten.add(name)
                 self.report.recorded += 1
                 if monotonic() - self._last_at >= _WRITTEN_S:

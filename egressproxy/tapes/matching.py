@@ -23,14 +23,10 @@ IGNORED: Final = (
 )  # fmt: skip
 IGNORED_PARAMETERS: Final = ("_", "ts", "timestamp", "nonce", "request_id", "x-amz-date", "x-goog-date", "cachebust")
 #: What says another value in each run, wherever it stands.
+_CLOCK: Final = r"[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d\b))?"
 _CHANGING: Final = (
     (re.compile(r"\b[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}\b", re.IGNORECASE), "<uuid>"),
-    (
-        re.compile(
-            r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d\b))?)?(?![\w-])"
-        ),
-        "<time>",
-    ),
+    (re.compile(rf"(?<![\w-])\d{{4}}-\d\d-\d\d(?:{_CLOCK})?(?![\w-])"), "<time>"),
     (re.compile(r"(?:/[\w.-]+)*/pytest-of-[\w.-]+/pytest-\d+\b"), "<tmp>"),
     (re.compile(r"/(?:var/)?tmp/tmp[a-z0-9_]{6,12}\b"), "<tmp>"),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +67,11 @@ class Interaction:
         where = f" ({self.file}, interaction {self.number})" if self.file else ""
         return f"{self.method} {self.uri}{where}"
 
+    def readable(self) -> Interaction:
+        """With JSON in lines."""
+        asked = _readable(self.request_body, media_type(self.request_headers))
+        return replace(self, request_body=asked, body=_readable(self.body, media_type(self.headers)))
+
     @property
     def host(self) -> str:
         return urlsplit(self.uri).netloc.lower()
@@ -96,7 +101,7 @@ def file_name(uri: str) -> str:
     return re.sub(r"[^a-z0-9._-]", "_", (parts.hostname or "unknown").lower()).lstrip(".") + port + ".yaml"
 
 
-def readable(body: bytes, media: str) -> bytes:
+def _readable(body: bytes, media: str) -> bytes:
     """JSON in lines, if that says the same; any other body as it is."""
     if not is_json(media):
         return body
@@ -160,7 +165,7 @@ def written(found: Interaction) -> str:
         "egressproxy": extra,
     }
     dumped: str = yaml.dump([entry], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-    return dumped
+    return dumped.removesuffix("...\n")  # behind what ends with an empty line: other entries follow
 
 
 def _value(body: bytes) -> str | bytes:
@@ -207,7 +212,7 @@ def read(path: Path) -> list[Interaction]:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark is not None else ""
         raise TapeError(f"{path}{where}: this is not YAML: {getattr(error, 'problem', None) or error}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("interactions"), list | None):
+    if not isinstance(data, dict) or not isinstance(data.get("interactions", 0), list | None):
         raise TapeError(f"{path}: this is no tape: it has no list `interactions`")
     if data.get("version") != 1:
         raise TapeError(f"{path}: version is {data.get('version')!r}; tapes have version 1")
