@@ -278,9 +278,8 @@ class TapeFilter(Filter):
             tapes.tell(tapes.report.missing, f"{method} {uri}: {why}")
             if tapes.config.strict:
                 raise Rejected(
-                    f"{method} {uri} is not in the tapes: {why}",
-                    remedy="record it (run --record, or --replay with --record), or let requests differ there"
-                    " (--ignore-body, --ignore-query)",
+                    f"not in the tapes: {why}",
+                    remedy="record it (--record), or let requests differ there (--ignore-body, --ignore-query)",
                 )
             return None
         taken.is_recorded = False

@@ -255,14 +255,14 @@ class Library:
         return [each for each in self.all if not each.played]
 
     def why_missing(self, asked: Asked) -> str:
-        """Why no recording answers: the nearest one, and the first field that differs."""
+        """Why no recording answers: the first field in which the nearest one differs, and that one."""
         if again := self._by_key.get(asked.key):
             many = f"{len(again)} time" + ("" if len(again) == 1 else "s")
-            return f"it was recorded {many} and has been played as often ({again[-1].interaction.title})"
+            return f"it was recorded {many} and has been played as often (last: {again[-1].interaction.title})"
         nearest = min(self.all, key=lambda each: _distance(each.asked, asked), default=None)
         if nearest is None:
             return "the tapes are empty"
-        return f"the nearest recording is {nearest.interaction.title}: {first_difference(nearest.asked, asked)}"
+        return f"{first_difference(nearest.asked, asked)} (nearest: {nearest.interaction.title})"
 
 
 def _distance(recorded: Asked, asked: Asked) -> tuple[int, ...]:
