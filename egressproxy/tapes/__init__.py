@@ -28,6 +28,7 @@ from typing import Any, Final
 import yaml
 
 from egressproxy.gateway.leaf_certificates.minting import new_ca
+from egressproxy.tapes.matching import Rules
 from egressproxy.tapes.tape import TapeError, read_folder
 
 __all__ = ["Report", "Run", "TapeError", "record", "replay"]
@@ -45,7 +46,7 @@ _CA_DAYS: Final = 7
 @dataclass(slots=True)
 class Report:
     """What a run has done. `missing`: requests that no tape answers, each with the nearest recording. `unplayed`:
-    recordings that nobody asked for. `unrecorded`: what could not be recorded or played, and why.
+    recordings without a request. `unrecorded`: what could not be recorded or played, and why.
     """
 
     is_strict: bool = False
@@ -189,7 +190,7 @@ class Run:
         """What the run has done. Call it when the gateway has ended."""
         try:
             return Report(**json.loads(self._report.read_text("utf-8")))
-        except FileNotFoundError:  # nobody has asked for anything
+        except FileNotFoundError:  # of a gateway without a request
             unplayed = []
             if self.replay_from is not None:
                 unplayed = [each.title for each in read_folder(self.replay_from)]
@@ -224,6 +225,7 @@ def replay(
     take as long as they took. `ignore_body` are JSON paths (`$.a.b`,
     `$.a[*].b`, `$..b`), `ignore_query` names of parameters, in which requests may differ. Raises TapeError.
     """
+    Rules.of(ignore_body, ignore_query)
     found = read_folder(Path(folder))
     if not found and strict:
         raise TapeError(f"{folder}: there is no tape to replay; record one with --record")

@@ -24,6 +24,7 @@ from pydantic.alias_generators import to_camel
 from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, LocalResponse, Phase, Rejected
 from egressproxy.filters.base import OfMessages
 from egressproxy.filters.content_coding import CODINGS, ContentDecoder, Undecodable, coding_of, is_readable, new_encoder
+from egressproxy.model.exchange import StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.tapes import Report, write_report
 from egressproxy.tapes.masking import Masker
@@ -96,7 +97,7 @@ class _Taken:
     has_ended: bool = False
 
 
-_TAKEN: Final = "tape"
+_TAKEN: Final[StateSlot[_Taken]] = StateSlot("tape")
 
 
 class _Tapes:
@@ -222,7 +223,7 @@ class TapeFilter(Filter):
 
     # --- requests ----------------------------------------------------------------------------------------------------
     def request_headers(self, exchange: Exchange) -> LocalResponse | Awaitable[LocalResponse | None] | None:
-        """Answers a request without a body from the tapes. Raises Rejected for what is not in them, if they are all."""
+        """Answers a request without a body from the tapes. Raises Rejected for other requests of a strict run."""
         if exchange.is_tunnel:
             self._pass_unseen(f"a tunnel to {exchange.authority}", "its TLS is not opened")
             return None
@@ -230,7 +231,7 @@ class TapeFilter(Filter):
         if exchange.request.upgrade:
             self._pass_unseen(f"{exchange.request.upgrade.decode('latin-1')} of {taken.uri}", "tapes have HTTP alone")
             return None
-        exchange.note(_TAKEN, taken)
+        exchange.keep(_TAKEN, taken)
         return self._answer(exchange, taken, b"") if exchange.request.body == 0 else None
 
     def _pass_unseen(self, what: str, why: str) -> None:
@@ -356,8 +357,7 @@ def _taken(exchange: Exchange, *, is_recorded: bool) -> _Taken:
 
 
 def _of(exchange: Exchange) -> _Taken | None:
-    found: _Taken | None = (exchange.notes or {}).get(_TAKEN)
-    return found
+    return exchange.state.get(_TAKEN)
 
 
 def _is_events(fields: Fields) -> bool:

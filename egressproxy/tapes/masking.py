@@ -74,7 +74,7 @@ _NO_WORD: Final = 20
 
 
 class Masker:
-    """One run's. It remembers the credentials that it has masked, and masks them wherever they come again."""
+    """The masker of one run. Credentials that were masked once are masked in every later exchange."""
 
     def __init__(self) -> None:
         self._redactor = Redactor(_ENTITIES)

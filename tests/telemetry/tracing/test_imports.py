@@ -1,11 +1,11 @@
-"""Where no Gateway traces, nothing of this package is imported."""
+"""Where no Gateway traces, nothing of this package is imported; and nothing of tapes where no run has some."""
 
 import subprocess
 import sys
 
 import pytest
 
-LOADED = "[name for name in sys.modules if name.startswith('egressproxy.telemetry.tracing')]"
+LOADED = "[name for name in sys.modules if name.startswith(('egressproxy.telemetry.tracing', 'egressproxy.tapes'))]"
 
 
 @pytest.mark.parametrize("module", ["egressproxy.doors.data_plane", "egressproxy.processes.workers.process"])
