@@ -17,6 +17,7 @@ A gateway without tapes imports nothing of this package.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -205,7 +206,9 @@ def write_report(path: Path, report: Report) -> None:
 
 
 def record(folder: str | Path) -> Run:
-    """Record into this folder, a file for each host; files of hosts that are recorded are replaced."""
+    """Record into this folder, a file for each host; files of hosts that are recorded are replaced. Raises
+    TapeError.
+    """
     return _run(Path(folder), None)
 
 
@@ -249,6 +252,13 @@ def _run(
     ignore_body: tuple[str, ...] = (),
     ignore_query: tuple[str, ...] = (),
 ) -> Run:
+    if record_to is not None:
+        try:
+            record_to.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TapeError(f"{error.filename}: {error.strerror}") from None
+        if not os.access(record_to, os.W_OK):
+            raise TapeError(f"{record_to}: tapes cannot be written there")
     ca_pem, key = new_ca("egressproxy tapes", time(), _CA_DAYS, path_length=0)
     work = TemporaryDirectory(prefix="egressproxy-tapes-")
     return Run(

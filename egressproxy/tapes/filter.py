@@ -50,6 +50,8 @@ MAX_BODY: Final = 64 * 1024 * 1024
 MAX_REQUEST: Final = 32 * 1024 * 1024
 #: In seconds: a tape is written so often while exchanges come.
 _WRITTEN_S: Final = 0.5
+#: Of long tapes so seldom that writing takes a tenth of the time.
+_PART: Final = 10
 #: Lines of each kind that a report keeps.
 _MAX_TOLD: Final = 1000
 #: Of the connection and of the coding, which the gateway writes anew.
@@ -116,7 +118,7 @@ class _Tapes:
         self.player = Player(config.player_port) if config.player_port else None
         self._written: dict[str, list[str]] = {}
         self._unwritten: set[str] = set()
-        self._last_at = 0.0
+        self._next_at = 0.0
         self._lock = Lock()
         self._recorded_by = Masker()  # of the thread
         self._thread: ThreadPoolExecutor | None = None
@@ -146,10 +148,10 @@ class _Tapes:
                 self._entries_of(name).append(written(found.readable()))
                 self._unwritten.add(name)
                 self.report.recorded += 1
-                if monotonic() - self._last_at >= _WRITTEN_S:
+                if monotonic() >= self._next_at:
                     self._write()
         except Exception as error:  # the exchange itself went well
-            self.tell(self.report.unrecorded, f"{method} {taken.uri.partition('?')[0]}: {type(error).__name__}")
+            self.tell(self.report.unrecorded, f"{method} {file_name(taken.uri)}: {type(error).__name__}")
             log.warning("an exchange with %s is not on tape: %s", file_name(taken.uri), type(error).__name__)
 
     def _entries_of(self, name: str) -> list[str]:
@@ -162,6 +164,7 @@ class _Tapes:
         return found
 
     def _write(self) -> None:
+        began = monotonic()
         folder = Path(self.config.record_to)
         folder.mkdir(parents=True, exist_ok=True)
         for name in sorted(self._unwritten):
@@ -169,7 +172,8 @@ class _Tapes:
             self.report.files.append(str(folder / name))
         self.report.files = sorted(set(self.report.files))
         self._unwritten.clear()
-        self._last_at = monotonic()
+        now = monotonic()
+        self._next_at = now + max(_WRITTEN_S, _PART * (now - began))
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -229,7 +233,8 @@ class TapeFilter(Filter):
             return None
         taken = _taken(exchange, is_recorded=self._tapes.is_recording)
         if exchange.request.upgrade:
-            self._pass_unseen(f"{exchange.request.upgrade.decode('latin-1')} of {taken.uri}", "tapes have HTTP alone")
+            uri = self._tapes.masker.uri(taken.uri)
+            self._pass_unseen(f"{exchange.request.upgrade.decode('latin-1')} of {uri}", "tapes have HTTP alone")
             return None
         exchange.keep(_TAKEN, taken)
         return self._answer(exchange, taken, b"") if exchange.request.body == 0 else None
@@ -334,7 +339,7 @@ class TapeFilter(Filter):
         if taken is None or not taken.is_recorded:
             return
         method = exchange.method.decode("latin-1")
-        what = f"{method} {taken.uri.partition('?')[0]}"
+        what = f"{method} {self._tapes.masker.uri(taken.uri)}"
         is_events = taken.response_fields is not None and _is_events(taken.response_fields)
         if taken.response_fields is None:
             self._tapes.tell(self._tapes.report.unrecorded, f"{what}: it has no answer")
