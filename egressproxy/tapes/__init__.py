@@ -47,7 +47,8 @@ _CA_DAYS: Final = 7
 @dataclass(slots=True)
 class Report:
     """What a run has done. `missing`: requests that no tape answers, each with the nearest recording. `unplayed`:
-    recordings without a request. `unrecorded`: what could not be recorded or played, and why.
+    recordings without a request. `unrecorded`: what could not be recorded or played, and why. `has_failed`:
+    tapes could not be written.
     """
 
     is_strict: bool = False
@@ -57,11 +58,12 @@ class Report:
     missing: list[str] = field(default_factory=list)
     unplayed: list[str] = field(default_factory=list)
     unrecorded: list[str] = field(default_factory=list)
+    has_failed: bool = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether a strict run has found and played everything; True for any other run."""
-        return not (self.is_strict and (self.missing or self.unplayed))
+        """Whether all tapes are written, and a strict run has found and played everything."""
+        return not (self.has_failed or (self.is_strict and (self.missing or self.unplayed)))
 
     def lines(self) -> list[str]:
         """The report for people."""
@@ -78,7 +80,7 @@ class Report:
             told += [f"{title}: {each}" for each in entries[:_SHOWN]]
             if len(entries) > _SHOWN:
                 told.append(f"{title}: {len(entries) - _SHOWN} more")
-        return told
+        return told or ["no exchange went through the gateway: the command reaches local servers directly (--no-proxy)"]
 
 
 #: Entries of each kind in the lines of a report.

@@ -36,6 +36,7 @@ from egressproxy.tapes.tape import (
     TapeError,
     file_name,
     media_type,
+    parsed_entries,
     read,
     read_folder,
     write,
@@ -175,6 +176,14 @@ class _Tapes:
         now = monotonic()
         self._next_at = now + max(_WRITTEN_S, _PART * (now - began))
 
+    def _mask_again(self) -> None:
+        """Mask credentials in exchanges from before their first use as such."""
+        for name, entries in self._written.items():
+            if self._recorded_by.has_known("".join(entries)):
+                found = parsed_entries(entries, Path(name))
+                self._written[name] = [written(self._recorded_by.interaction(each).readable()) for each in found]
+                self._unwritten.add(name)
+
     # --- the end -----------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """The last filter has ended: write what is not on disk."""
@@ -183,11 +192,13 @@ class _Tapes:
         if self._thread is not None:
             self._thread.shutdown()
         try:
+            self._mask_again()
             if self._unwritten:
                 self._write()
         except OSError as error:
             log.error("tapes cannot be written: %s: %s", error.filename, error.strerror)
             self.tell(self.report.unrecorded, f"{error.filename}: {error.strerror}")
+            self.report.has_failed = True
         if self.library is not None:
             self.report.unplayed = [each.interaction.title for each in self.library.unplayed()]
         try:

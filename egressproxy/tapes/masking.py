@@ -14,7 +14,7 @@ from base64 import b64decode
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import unquote, unquote_plus, urlsplit
+from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 from egressproxy.ai.apis.streams import LenientEditor, framing_of
 from egressproxy.ai.content.entities import ENTITIES, KEYS, Redactor, scanner_of
@@ -96,6 +96,11 @@ class Masker:
             headers=self._known_headers(answer_headers), body=self._known(answer),
         )  # fmt: skip
 
+    def has_known(self, text: str) -> bool:
+        """Whether the text has a credential of any exchange until now."""
+        data = text.encode()
+        return self._known(data) != data
+
     def request(self, uri: str, headers: Headers, body: bytes) -> tuple[str, Headers, bytes]:
         """The same of a request alone: URI, fields and body."""
         uri, headers, body = self._request(uri, headers, body)
@@ -133,7 +138,7 @@ class Masker:
         parts = urlsplit(uri)
         path = _PATH_KEYS.sub(lambda found: f"{next(filter(None, found.groups()))}{_MARK_IN_URL}", parts.path)
         if self._keys.spans(unquote(path)):
-            path = self._keys.replaced(unquote(path), self._in_url)
+            path = quote(self._keys.replaced(unquote(path), self._in_url), safe="/:@!$&'()*+,;=~")
         pairs = [self._parameter(each) for each in parts.query.split("&")] if parts.query else []
         query = "&".join(pairs)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], path=path, query=query, fragment="").geturl()

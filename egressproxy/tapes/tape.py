@@ -207,9 +207,20 @@ def read_folder(folder: Path) -> list[Interaction]:
 def read(path: Path) -> list[Interaction]:
     """The interactions of a tape, also of one that vcrpy has written. Raises TapeError."""
     try:
-        data = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 (a safe loader)
+        return parsed(path.read_bytes(), path)
     except OSError as error:
         raise TapeError(f"{path}: {error.strerror or error}") from None
+
+
+def parsed_entries(entries: Iterable[str], path: Path) -> list[Interaction]:
+    """The interactions of these entries, as `written` has them."""
+    return parsed((_HEAD + "".join(entries)).encode(), path)
+
+
+def parsed(text: bytes, path: Path) -> list[Interaction]:
+    """The interactions of the text of a tape. Raises TapeError."""
+    try:
+        data = yaml.load(text, Loader=_LOADER)  # noqa: S506 (a safe loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark is not None else ""

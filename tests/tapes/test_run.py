@@ -99,6 +99,20 @@ def test_what_is_missing_is_added_where_the_replay_records(tmp_path: Path):
     assert [json.loads(each.body) for each in read_folder(tmp_path)] == [{"n": 1}, {"n": 2}]
 
 
+def test_a_credential_is_masked_in_exchanges_from_before_its_use(tmp_path: Path):
+    token = "opaque4711token0815"
+    early = exchange("GET", "https://api.example.com/ticket")
+    _, told = played(
+        tapes.record(tmp_path),
+        lambda harness: harness.run(early, response=response(200), response_body=b"your ticket: %b" % token.encode()),
+        post("a", b"{}", key=token),
+    )
+    assert told.recorded == 2
+    (tape,) = tmp_path.iterdir()
+    assert token not in tape.read_text("utf-8")
+    assert [each.method for each in read_folder(tmp_path)] == ["GET", "POST"]
+
+
 def test_a_recording_replaces_the_tape_of_its_host_alone(tmp_path: Path):
     played(tapes.record(tmp_path), get("https://a.example/"), get("https://b.example/1"))
     played(tapes.record(tmp_path), get("https://b.example/2"))
@@ -107,6 +121,7 @@ def test_a_recording_replaces_the_tape_of_its_host_alone(tmp_path: Path):
 
 def test_a_run_that_nobody_has_used_has_played_nothing(tmp_path: Path):
     played(tapes.record(tmp_path), get())
+    assert "no exchange went through the gateway" in tapes.record(tmp_path).finish().lines()[0]
     told = tapes.replay(tmp_path, strict=True).finish()
     assert told.unplayed == [f"GET {URL} ({tmp_path}/api.example.com.yaml, interaction 1)"]
     assert not told.is_complete
