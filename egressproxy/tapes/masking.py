@@ -230,10 +230,10 @@ class Masker:
     def _json(self, text: str) -> str:
         try:
             value = json.loads(text)
+            made = self._value(value, "")
+            return text if made == value else json.dumps(made, ensure_ascii=False)
         except (ValueError, RecursionError):
             return self._text(text)
-        made = self._value(value, "")
-        return text if made == value else json.dumps(made, ensure_ascii=False)
 
     def _value(self, value: Any, name: str) -> Any:
         if isinstance(value, dict):

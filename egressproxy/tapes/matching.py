@@ -104,11 +104,11 @@ def _body(rules: Rules, headers: Headers, body: bytes) -> Any:
     if is_json(media) or text.lstrip()[:1] in ("{", "["):
         try:
             value = json.loads(text)
+            for path in rules.body:
+                _remove(value, path)
+            return _steady_value(value)
         except (ValueError, RecursionError):
             return steady(text)
-        for path in rules.body:
-            _remove(value, path)
-        return _steady_value(value)
     if media == "application/x-www-form-urlencoded":
         return sorted([name, steady(value)] for name, value in parse_qsl(text, keep_blank_values=True))
     if media == "multipart/form-data":

@@ -221,6 +221,8 @@ def parsed(text: bytes, path: Path) -> list[Interaction]:
     """The interactions of the text of a tape. Raises TapeError."""
     try:
         data = yaml.load(text, Loader=_LOADER)  # noqa: S506 (a safe loader)
+    except RecursionError:
+        raise TapeError(f"{path}: its values are too deep") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark is not None else ""
