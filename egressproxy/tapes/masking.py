@@ -61,8 +61,8 @@ _PATH_KEYS: Final = re.compile(
 _TEXT: Final = re.compile(
     r"text/.*|application/(?:.*\+)?xml|application/(?:x-)?(?:javascript|yaml|ndjson|jsonl|graphql).*"
 )
-#: What servers of packages tell of files, by digests of the text.
-_DIGESTED: Final = re.compile(r"application/vnd\.pypi.*|application/x-git-.*")
+#: What servers of packages, images and repositories tell, which has digests elsewhere.
+_DIGESTED: Final = re.compile(r"application/(?:vnd\.(?:pypi|docker|oci)\b.*|x-git-.*)")
 _MAX_LEARNT: Final = 200
 _MAX_NAMES: Final = 10_000
 #: Nothing that is looked for has so few characters.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from egressproxy.cli.main import main
 from egressproxy.tapes.checks import answer_changes, header_of
 from egressproxy.tapes.filter import ends_of_events, event_times
+from egressproxy.tapes.masking import Masker
 from egressproxy.tapes.tape import Interaction, TapeError, file_name, read, write, written
 
 JSON = [("content-type", "application/json")]
@@ -68,6 +69,14 @@ def test_what_is_written_is_read_again(tmp_path: Path):
     again = read(tape(tmp_path, *before))
     assert [again[0], again[1]] == before[:2]
     assert again[2].body == binary.body
+
+
+def test_a_manifest_with_a_digest_keeps_its_bytes():
+    media = "application/vnd.oci.image.manifest.v1+json"
+    headers = [("content-type", media), ("docker-content-digest", "sha256:0")]
+    body = b'{"a":1, "mail":"jane.roe@corp-mail.com"}'
+    found = Interaction("GET", "https://r.example/v2/x/manifests/1", [], b"", 200, "OK", headers, body)
+    assert Masker().interaction(found).readable().body == body
 
 
 @settings(max_examples=30)
