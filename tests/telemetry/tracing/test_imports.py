@@ -1,4 +1,4 @@
-"""Where no Gateway traces, nothing of this package is imported; nor is what is for people, until somebody looks."""
+"""Where nobody traces, looks or records, nothing is imported that is for it."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 UNUSED = (
     "egressproxy.telemetry.tracing", "egressproxy.telemetry.live_lines", "egressproxy.telemetry.text_log",
     "egressproxy.operators.explain", "egressproxy.admin.live", "egressproxy.admin.views",
-    "egressproxy.processes.loader.proposals", "egressproxy.processes.loader.differences",
+    "egressproxy.processes.loader.proposals", "egressproxy.processes.loader.differences", "egressproxy.tapes",
 )  # fmt: skip
 LOADED = f"[name for name in sys.modules if name.startswith({UNUSED!r})]"
 SERVING = ["egressproxy.doors.data_plane", "egressproxy.processes.workers.process", "egressproxy.admin.server"]
