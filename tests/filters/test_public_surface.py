@@ -11,7 +11,7 @@ from egressproxy.filters import testing
 from tests.support.builds import of_sources
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = {"egressproxy.filters": set(egressproxy.filters.__all__), "egressproxy.filters.testing": set(testing.__all__)}
+PUBLIC = {"egressproxy.filters": set(dir(egressproxy.filters)), "egressproxy.filters.testing": set(testing.__all__)}
 
 
 def python_blocks(document):
