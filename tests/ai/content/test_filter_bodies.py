@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from egressproxy.ai.apis.framing import MAX_EVENT_BYTES
@@ -112,11 +109,3 @@ def test_each_filter_has_its_own_rest_and_an_endless_event_is_refused(x: Exchang
 
 def test_no_value_stands_in_a_repr():
     assert "4711" not in repr((JsonBody(ASKED, {"a": "4711"}), SseEvent("4711")))
-
-
-def test_who_does_not_ask_for_them_does_not_import_them():
-    code = (
-        "import sys; from egressproxy.filters import *; print([m for m in sys.modules if 'egressproxy.ai' in m], json)"
-    )
-    done = subprocess.run([sys.executable, "-c", f"import json; {code}"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("[] <module 'json'")
