@@ -36,6 +36,7 @@ _VERBS: Final = {
     "mcp": "Print the pins of an MCP server's tools.",
     "reload": "Make a running gateway read its configuration again.",
     "serve-filters": "Serve the filters of a configuration to Envoy.",
+    "tapes": "Check recordings of run --record, and exchange them.",
     "schema": "Print the JSON Schema of manifests.",
     "crds": "Print the CustomResourceDefinitions of our kinds.",
     "rbac": "Print the RBAC that a gateway needs in a cluster.",
@@ -63,6 +64,7 @@ _SHORT_LIVED: Final = frozenset(
         "env",
         "mcp",
         "completion",
+        "tapes",
     }
 )
 

@@ -23,6 +23,7 @@ from egressproxy.cli.options import ConfigByOption, admin_option, bind_option, c
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.serving import begin
 from egressproxy.cli.serving_options import MAX_DRAIN_S, serving_options
+from egressproxy.cli.tape_options import TAPE_OPTIONS, check_tapes, tape_options, tape_run, with_tapes
 from egressproxy.config.otlp_environment import OPTION, SIGNALS_OPTION, otlp_settings, signals_of
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.model.unix_socket import SCHEME, parse_unix_socket
@@ -229,6 +230,7 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " NAMESPACE/GATEWAY/LISTENER, if there are several.",
 )  # fmt: skip
 @client_options
+@tape_options
 @click.pass_context
 def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: str, **given: Any) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again, or drains if the terminal has
@@ -240,6 +242,8 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     Without --config the gateway is an open forward proxy on 127.0.0.1:3128, for a first look; only this machine can
     reach it. With a configuration it denies what the configuration does not allow.
 
+    With --record, what the command asks the network is written to tapes, and with --replay answered from them.
+
     \b
     Examples:
       egressproxy run
@@ -249,6 +253,8 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
       egressproxy run --state-dir /var/lib/egressproxy --api-writes
       egressproxy run --config policies/ --takeover /run/egressproxy/takeover.sock
       egressproxy run --config policies/ --secret agents/ca=egressproxy-ca -- npm ci
+      egressproxy run --record tapes/ -- pytest
+      egressproxy run --replay tapes/ --strict -- pytest
       egressproxy run --source kubernetes --state-dir /var/lib/egressproxy
       egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
 
@@ -258,10 +264,11 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     """
     wrapped: list[str] = ctx.meta.get(_COMMAND, [])
     clients = {name: given.pop(name) for name in CLIENT_OPTIONS}
+    taped = {name: given.pop(name) for name in TAPE_OPTIONS}
     if wrapped:
         beside = {name: each for name, each in _BESIDE_A_COMMAND.items() if not _is_given(ctx, name)}
         given |= beside
-    elif unused := [name for name in ("listener", *CLIENT_OPTIONS) if _is_given(ctx, name)]:
+    elif unused := [name for name in ("listener", *CLIENT_OPTIONS, *TAPE_OPTIONS) if _is_given(ctx, name)]:
         option = next(each.opts[0] for each in ctx.command.params if each.name == unused[0])
         raise click.UsageError(f"{option} is for a command: write the command after --")
     _check_variables()
@@ -282,9 +289,12 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     from egressproxy.cli.wrapped_command import free_port, run_wrapped
 
     settings = ClientSettings(no_proxy=clients["no_proxy"], base_urls=clients["base_urls"])
-    if not options.is_configured:
+    tapes = tape_run(taped) if check_tapes(taped, options) else None
+    if tapes is not None:
+        options = with_tapes(options, tapes, free_port())
+    elif not options.is_configured:
         options = replace(options, open_port=free_port())
-    sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener))
+    sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener, tapes))
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:

@@ -24,7 +24,7 @@ from pathlib import Path
 from socket import AF_INET, socket
 from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -33,6 +33,9 @@ from egressproxy.cli.serving import serve
 from egressproxy.net.process import close_memory
 from egressproxy.processes.forward_listeners import ForwardListener
 from egressproxy.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from egressproxy.tapes import Run
 
 #: The exit status of `env`, `timeout` and `docker run` for their own failures.
 _FAILED: Final = 125
@@ -68,10 +71,17 @@ def free_port() -> int:
 
 
 def run_wrapped(
-    options: RunOptions, command: Sequence[str], settings: ClientSettings, login: Login, ca: Path | None, listener: str
+    options: RunOptions,
+    command: Sequence[str],
+    settings: ClientSettings,
+    login: Login,
+    ca: Path | None,
+    listener: str,
+    tapes: Run | None = None,
 ) -> int:
     """Serve until the command has ended; returns its exit status, or ends with its signal. `login`: the command's
-    credentials for the gateway. `ca`, `listener`: as in the options.
+    credentials for the gateway. `ca`, `listener`: as in the options. With `tapes` it is 1 where a strict replay was not
+    complete.
     """
     if not shutil.which(command[0]):
         return _not_run(command[0])
@@ -90,9 +100,19 @@ def run_wrapped(
         ended_by = signalled.number
     except NotUsable as problem:
         click.echo(f"egressproxy: {problem}", err=True)
+    if tapes is not None:
+        status = _tell_tapes(tapes, status)
     if status < 0:
         ended_by = -status
     return _die_by(ended_by) if ended_by else status
+
+
+def _tell_tapes(tapes: Run, status: int) -> int:
+    """Print what was recorded and played, unless the gateway has failed; returns the status of the run."""
+    report = tapes.finish()
+    for line in report.lines() if status != _FAILED else ():
+        click.echo(f"egressproxy: {line}", err=True)
+    return status or int(not report.is_complete)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], gateway: _Gateway, signals: _Signals) -> int:
