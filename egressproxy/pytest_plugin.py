@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 import pytest
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _MODES: Final = ("none", "once", "all")
 _ARGUMENTS: Final = frozenset(("policy", "allow", "intercept", "origins", "tapes", "record"))
 _GATEWAY: Final = pytest.StashKey["Gateway"]()
+#: Characters of a folder's name, and exchanges that a failed test shows.
+_MAX_NAME: Final = 150
 _SHOWN: Final = 20
 
 
@@ -66,7 +69,7 @@ def egress_gateway(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     try:
         made.__enter__()
     except (ConfigError, ValueError, OSError) as error:
-        pytest.fail(f"the gateway of this test: {error}", pytrace=False)
+        raise pytest.fail.Exception(f"the gateway of this test: {error}", pytrace=False) from None
     try:
         request.node.stash[_GATEWAY] = made
         for name, value in made.env.items():
@@ -111,13 +114,16 @@ def _tapes(folder: Path, mode: str) -> Run:
             return tapes.record(folder)
         return tapes.replay(folder, strict=True)
     except tapes.TapeError as error:
-        pytest.fail(f"{error} (or run with --egress-record once)", pytrace=False)
+        raise pytest.fail.Exception(f"{error} (here: --egress-record once)", pytrace=False) from None
 
 
 def _file_name(node: pytest.Item) -> str:
     """`test_module/test_name[parameter]`, as a file system takes it."""
-    name = re.sub(r"[^\w.\[\]-]+", "_", node.nodeid.rpartition("/")[2].partition("::")[2])
-    return f"{node.path.stem}/{name[:150]}"
+    test = node.nodeid.partition("::")[2].replace("::", ".")
+    name = re.sub(r"[^\w.\[\]-]+", "_", test)[:_MAX_NAME]
+    if name != test:  # another test may have this name, too
+        name = f"{name}-{crc32(test.encode()):08x}"
+    return f"{node.path.stem}/{name}"
 
 
 @pytest.hookimpl(tryfirst=True)

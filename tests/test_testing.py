@@ -145,6 +145,8 @@ def test_warnings_of_the_configuration_are_logged(caplog: pytest.LogCaptureFixtu
 
 
 PLUGIN = (
+    "-o",
+    "asyncio_default_fixture_loop_scope=function",
     "-p",
     "no:egressproxy",
     "-p",
@@ -191,6 +193,31 @@ def test_the_plugin_gives_tests_a_gateway_and_shows_what_failed_ones_asked(pytes
     ])  # fmt: skip
     result.stdout.fnmatch_lines(["the gateway of this test: *policies.yaml: cannot be read: no such file*"])
     assert {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")} == before
+
+
+def test_the_plugin_records_once_replays_and_fails_for_what_has_no_tape(pytester: pytest.Pytester, origin: int):
+    text = """
+        import pytest, requests
+
+        @pytest.mark.egress(tapes="tapes", allow=["a.example"], origins={{"api.test": {port}}})
+        @pytest.mark.parametrize("path", ["a/b"])
+        def test_api(path):
+            answer = requests.get(f"http://api.test/{{path}}{more}", timeout=10)
+            assert answer.text == f"api.test/{{path}}", answer.reason
+        """
+    pytester.makepyfile(test_it=text.format(port=origin, more=""))
+    pytester.runpytest_inprocess(*PLUGIN, "--egress-record", "none").assert_outcomes(errors=1)
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
+    recorded = sorted(str(path.relative_to(pytester.path)) for path in pytester.path.rglob("tapes/**/*.yaml"))
+    assert recorded == ["tapes/test_it/test_api[a_b]-92cab1ae/api.test.yaml"]
+    pytester.makepyfile(test_it=text.format(port=1, more=""))  # nobody is there
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
+    pytester.makepyfile(test_it=text.format(port=1, more="/other"))
+    result = pytester.runpytest_inprocess(*PLUGIN)
+    result.assert_outcomes(failed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        ["requests have no tape (--egress-record all *", "not in the tapes: GET *api.test/a/b/other*"]
+    )
 
 
 def test_who_does_not_ask_for_a_gateway_or_for_bodies_imports_nothing_of_them():

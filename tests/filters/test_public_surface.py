@@ -14,6 +14,7 @@ from tests.support.builds import of_sources
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
     "egressproxy.filters": set(dir(egressproxy.filters)),
+    "egressproxy": {"tapes"},
     "egressproxy.filters.testing": set(testing.__all__),
     "egressproxy.testing": set(egressproxy.testing.__all__),
 }
