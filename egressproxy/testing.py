@@ -183,7 +183,7 @@ class Gateway:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(end.set)
         if thread is not None:
-            thread.join()
+            thread.join(_START_S)
         if self._tapes is not None and self.report is None:
             self.report = self._tapes.finish()
         if self._files is not None:
@@ -317,7 +317,7 @@ class Gateway:
         """
         loop, server = self._loop, self._server
         if server is not None and loop is not None and not loop.is_closed():
-            with suppress(RuntimeError):  # it is ending
+            with suppress(RuntimeError, TimeoutError):  # the loop is ending
                 _called(loop, self._settled(server))
         return [*self._lines.lines]
 
@@ -391,7 +391,7 @@ def _plain(value: object) -> object:
 def _called(loop: asyncio.AbstractEventLoop, made: Coroutine[Any, Any, _T]) -> _T:
     """The result of this in the thread of the gateway."""
     try:
-        return asyncio.run_coroutine_threadsafe(made, loop).result(_START_S)
+        return asyncio.run_coroutine_threadsafe(made, loop).result(2 * _ENDING_S)
     except RuntimeError:
         made.close()
         raise

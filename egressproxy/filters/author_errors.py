@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 from collections.abc import Coroutine, Iterator
+from functools import lru_cache
 from json import JSONDecodeError
 from pathlib import Path
 from traceback import walk_tb
@@ -45,16 +46,17 @@ _QUOTABLE: Final = re.compile(
     | can't\ concat\ \w+\ to\ \w+
     | can\ only\ concatenate\ \w+\ \(not\ "\w+"\)\ to\ \w+
     | must\ be\ str\ or\ bytes,\ not\ \w+
-    | [\w.<>]+\(\)\ (?:takes\ .{1,60}\ but\ \d+\ (?:was|were)\ given|missing\ \d+\ required\ [\w '-]{1,200})
+    | [\w.<>]+\(\)\ (?:takes\ .{1,60}\ but\ \d+\ (?:was|were)\ given|missing\ \d+\ required\ [\w ,:'-]{1,200})
     | unsupported\ operand\ type\(s\)\ for\ [^ ]{1,9}:\ '\w+'\ and\ '\w+'
     | '\S{1,2}'\ not\ supported\ between\ instances\ of\ '\w+'\ and\ '\w+'
     | exceptions\ must\ derive\ from\ BaseException
+    | \w+\ object\ expected;\ got\ \w+
     | the\ JSON\ object\ must\ be\ str,\ bytes\ or\ bytearray,\ not\ \w+
     | Object\ of\ type\ \w+\ is\ not\ JSON\ serializable""",
     re.VERBOSE,
 )
 _NOT_SET: Final = re.compile(
-    r"(?:property )?'(?P<name>\w+)' of '(?P<owner>\w+)' object has no setter"
+    r"(?:property|attribute) '(?P<name>\w+)' of '(?P<owner>\w+)' objects? (?:has no setter|is not writable)"
     r"|'?(?P<owner_>\w+)'? object(?: has no attribute| attribute) '(?P<name_>\w+)'.*"
 )
 #: The remedies of these errors, by words of their text.
@@ -229,9 +231,14 @@ def _missing(error: AttributeError, text: str) -> str:
         return f"asks None for `{name}`: fields.get(…) is None where there is no such field, and x.body mostly"
     if not isinstance(owner, _OURS):
         return f"asks {_a(cls.__name__)} for `{name}`, which it does not have"
+    return f"asks {_a(cls.__name__)} for `{name}`, which it does not have: {_hint(cls, name)}"
+
+
+@lru_cache(maxsize=64)
+def _hint(cls: type[object], name: str) -> str:
+    """Cached: the search takes milliseconds, and each request may fail alike."""
     known = [each for each in dir(cls) if not each.startswith("_")]
-    hint = _ELSEWHERE.get((cls, name)) or did_you_mean(name, known, "see docs/filter-api.md")
-    return f"asks {_a(cls.__name__)} for `{name}`, which it does not have: {hint}"
+    return _ELSEWHERE.get((cls, name)) or did_you_mean(name, known, "see docs/filter-api.md")
 
 
 def _is_in_code(error: BaseException, name: str) -> bool:
