@@ -230,7 +230,8 @@ def _missing(error: AttributeError, text: str) -> str:
     if owner is None:
         return f"asks None for `{name}`: fields.get(…) is None where there is no such field, and x.body mostly"
     if not isinstance(owner, _OURS):
-        return f"asks {_a(cls.__name__)} for `{name}`, which it does not have"
+        near = did_you_mean(name, getattr(cls, "model_fields", ()), "")  # of a Config
+        return f"asks {_a(cls.__name__)} for `{name}`, which it does not have{f': {near}' if near else ''}"
     return f"asks {_a(cls.__name__)} for `{name}`, which it does not have: {_hint(cls, name)}"
 
 
@@ -243,8 +244,7 @@ def _hint(cls: type[object], name: str) -> str:
 
 def _is_in_code(error: BaseException, name: str) -> bool:
     """Whether this name stands in the code that failed: others may be made of a request."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return bool(name) and bool(frames) and name in frames[-1].f_code.co_names
+    return any(name in frame.f_code.co_names for frame, _ in walk_tb(error.__traceback__))
 
 
 def _place(filter_: Filter, method: str, error: BaseException, *, is_explained: bool) -> str:

@@ -121,6 +121,12 @@ LOADING = {
     "a-phase": (SIGNATURE + "runs_in = Phase.CONNECT\n    def request_headers(self, x): ...", ":5: runs_in of class F"),
     "no-pydantic": ("class Config: ...\n" + HEADERS + "...", ":4: `Config` is not a pydantic model: write `class Conf"),
     "a-type": ("class Config(BaseModel):\n    n: 'Foo'\n" + HEADERS + "...", ":4: `Config` is not fully defined"),
+    "a-setting": (
+        "class Config(BaseModel):\n    n: int = 1\n    teams: str = ''\n"
+        + HEADERS
+        + "...\n    def __init__(self, context): context.config.team",
+        ":10: `__init__` of F asks a Config for `team`, which it does not have: did you mean teams?",
+    ),
     "the-config": (
         HEADERS + "...\n    def __init__(self, context): context.confg",
         ":7: `__init__` of F asks a FilterContext for `confg`, which it does not have: did you mean config?",
