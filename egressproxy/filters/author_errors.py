@@ -229,6 +229,9 @@ def _missing(error: AttributeError, text: str) -> str:
     cls = type(owner)
     if owner is None:
         return f"asks None for `{name}`: fields.get(…) is None where there is no such field, and x.body mostly"
+    if isinstance(owner, Coroutine):
+        owner.close()
+        return f"asks a coroutine for `{name}`: write `await` before the call that made it"
     if not isinstance(owner, _OURS):
         near = did_you_mean(name, getattr(cls, "model_fields", ()), "")  # of a Config
         return f"asks {_a(cls.__name__)} for `{name}`, which it does not have{f': {near}' if near else ''}"

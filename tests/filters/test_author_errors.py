@@ -43,6 +43,10 @@ RUNNING = {
         "    async def request_body(self, x, data, last): return self.a(data)",
         "returned a coroutine: write `return await …`", 6,
     ),
+    "no-await": (
+        "class F(Filter):\n    async def a(self): return x\n    async def request_headers(self, x):\n        self.a().status",
+        "asks a coroutine for `status`: write `await` before the call that made it", 7,
+    ),
     "text-for-a-field": (HEADERS + "x.request.fields.set('x-a', 'b')", "gave a field text (str): names and values", 6),
     "text-for-a-name": (HEADERS + "x.request.fields.get('x-a')", 'write bytes, such as b"x-team", or text.encode()', 6),
     "a-subscript": (HEADERS + "x.request.fields[b'x-a']", 'write fields.get(b"x-team")', 6),
