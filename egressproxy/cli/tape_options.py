@@ -45,7 +45,7 @@ tape_options: Decorator = together(
         help="With --replay: never use the network. The exit status is 1 if a request is not on tape, or a recording"
         " was not asked for.",
     ),
-    click.option("--rhythm", is_flag=True, help="With --replay: event streams take the time that they took."),
+    click.option("--rhythm", is_flag=True, help="With --strict: event streams take the time that they took."),
     click.option(
         "--ignore-body", multiple=True, metavar="PATH",
         help="With --replay: requests may differ here, a JSON path such as $.user, $.messages[*].id or $..id; may be"
@@ -69,6 +69,8 @@ def check_tapes(given: dict[str, Any], options: RunOptions) -> bool:
     for name in ("strict", "rhythm", "ignore_body", "ignore_query"):
         if given[name] and not replays:
             raise click.UsageError(f"--{name.replace('_', '-')} is for --replay DIR")
+    if given["rhythm"] and options.is_configured:
+        raise click.UsageError("--rhythm is for the gateway without a configuration: leave out --config")
     if given["strict"] and given["record_to"] is not None:
         raise click.UsageError("--strict records nothing: leave out --record, or --strict")
     if has_tapes and options.workers != 1:

@@ -47,8 +47,9 @@ _FORWARDED: Final = (
 )  # fmt: skip
 #: Source: prctl(2), <linux/prctl.h>.
 _PR_SET_PDEATHSIG: Final = 1
-#: Longer than the gateway needs behind its drain timeout.
+#: Longer than the gateway needs behind its drain timeout, and with tapes that are still to be written.
 _END_S: Final = 5.0
+_TAPES_END_S: Final = 60.0
 
 
 class _Signalled(Exception):
@@ -88,8 +89,9 @@ def run_wrapped(
     close_memory()  # the command is of the same user
     ended_by = 0
     status = _FAILED
+    end_s = _END_S if tapes is None else _TAPES_END_S
     try:
-        with ExitStack() as files, _Signals() as signals, _Gateway(options) as gateway:
+        with ExitStack() as files, _Signals() as signals, _Gateway(options, end_s) as gateway:
             listeners = gateway.wait_until_ready()
             if listeners is None:
                 return _FAILED  # the gateway has printed the reason
@@ -223,8 +225,9 @@ class _Signals:
 class _Gateway:
     """The process that serves."""
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, end_s: float) -> None:
         self._options = options
+        self._end_s = end_s
         self._pid = 0
         self._status: int | None = None
 
@@ -266,7 +269,7 @@ class _Gateway:
             ended = select.poll()
             ended.register(descriptor, select.POLLIN)
             os.kill(self._pid, signal.SIGTERM)
-            if not ended.poll((self._options.drain_timeout_s + _END_S) * 1000):
+            if not ended.poll((self._options.drain_timeout_s + self._end_s) * 1000):
                 os.kill(self._pid, signal.SIGKILL)
                 ended.poll()
         finally:

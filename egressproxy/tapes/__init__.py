@@ -20,6 +20,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from socket import AF_INET, socket
 from tempfile import TemporaryDirectory
 from time import time
 from typing import Any, Final
@@ -89,7 +90,7 @@ class Run:
     record_to: Path | None
     replay_from: Path | None
     strict: bool
-    rhythm: bool
+    player_port: int
     ignore_body: tuple[str, ...]
     ignore_query: tuple[str, ...]
     ca_pem: str
@@ -103,7 +104,7 @@ class Run:
             "recordTo": str(self.record_to.absolute()) if self.record_to is not None else "",
             "replayFrom": str(self.replay_from.absolute()) if self.replay_from is not None else "",
             "strict": self.strict,
-            "rhythm": self.rhythm,
+            "playerPort": self.player_port,
             "ignoreBody": list(self.ignore_body),
             "ignoreQuery": list(self.ignore_query),
             "report": str(self._report),
@@ -142,15 +143,33 @@ class Run:
         for namespace in dict.fromkeys(each.partition("/")[0] for each in gateways):
             names = [each.partition("/")[2] for each in gateways if each.partition("/")[0] == namespace]
             target = {"group": "gateway.networking.k8s.io", "kind": "Gateway"}
+            targets = [{**target, "name": name} for name in names]
             spec = {
-                "targetRefs": [{**target, "name": name} for name in names],
+                "targetRefs": targets,
                 "intercept": self.intercept(),
                 "extensions": [self.extension],
             }
             meta = {"name": _NAME, "namespace": namespace}
+            if self.player_port:
+                made += self._player(meta, targets)
             policy = {"apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy", "metadata": meta, "spec": spec}
             made += [policy, self.secret(namespace)]
         return made
+
+    def _player(self, meta: dict[str, str], gateways: list[dict[str, str]]) -> list[dict[str, Any]]:
+        """The only backend of a Gateway that plays streams with their rhythm (`tapes.player`), and the route to it."""
+        destination = {
+            "type": "Ip",
+            "ip": {"address": "127.0.0.1"},
+            "ports": [{"number": self.player_port, "protocol": "HTTP11", "tls": {"mode": "None"}}],
+        }
+        ref = {"group": "egressproxy.io", "kind": "Backend", "name": _NAME}
+        route = {"parentRefs": [{"name": each["name"]} for each in gateways], "rules": [{"backendRefs": [ref]}]}
+        version = "egressproxy.io/v1alpha1"
+        return [
+            {"apiVersion": version, "kind": "Backend", "metadata": meta, "spec": {"destination": destination}},
+            {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": meta, "spec": route},
+        ]
 
     def write(self, gateways: Sequence[str], others: Sequence[dict[str, Any]] = ()) -> Path:
         """Write `manifests` with `others`, and `files`; returns their folder, which exists until `finish`."""
@@ -201,17 +220,20 @@ def replay(
     """Answer from the tapes of this folder.
 
     `strict`: nothing else is answered. Otherwise what is missing goes to the network, and is added to the tapes in
-    `record_to`, if given. `rhythm`: streams take as long as they took. `ignore_body` are JSON paths (`$.a.b`,
+    `record_to`, if given. `rhythm`, with `strict` and for a Gateway without other routes: streams
+    take as long as they took. `ignore_body` are JSON paths (`$.a.b`,
     `$.a[*].b`, `$..b`), `ignore_query` names of parameters, in which requests may differ. Raises TapeError.
     """
     found = read_folder(Path(folder))
     if not found and strict:
         raise TapeError(f"{folder}: there is no tape to replay; record one with --record")
     target = Path(record_to) if record_to is not None else None
+    if rhythm and not strict:
+        raise TapeError("rhythm is for a strict replay, which asks no other backend: add --strict")
     if strict and target is not None:
         raise TapeError("a strict replay records nothing: leave out one of the two")
     return _run(
-        target, Path(folder), strict=strict, rhythm=rhythm, ignore_body=tuple(ignore_body),
+        target, Path(folder), strict=strict, player_port=_free_port() if rhythm else 0, ignore_body=tuple(ignore_body),
         ignore_query=tuple(ignore_query),
     )  # fmt: skip
 
@@ -221,15 +243,21 @@ def _run(
     replay_from: Path | None,
     *,
     strict: bool = False,
-    rhythm: bool = False,
+    player_port: int = 0,
     ignore_body: tuple[str, ...] = (),
     ignore_query: tuple[str, ...] = (),
 ) -> Run:
     ca_pem, key = new_ca("egressproxy tapes", time(), _CA_DAYS, path_length=0)
     work = TemporaryDirectory(prefix="egressproxy-tapes-")
     return Run(
-        record_to, replay_from, strict, rhythm, ignore_body, ignore_query, ca_pem, key.reveal().decode(), work
+        record_to, replay_from, strict, player_port, ignore_body, ignore_query, ca_pem, key.reveal().decode(), work
     )  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket(AF_INET) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def _counted(number: int, noun: str) -> str:

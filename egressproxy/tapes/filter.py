@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
@@ -28,6 +28,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.tapes import Report, write_report
 from egressproxy.tapes.masking import Masker
 from egressproxy.tapes.matching import Asked, Library, Recording, Rules
+from egressproxy.tapes.player import TICKET, Player
 from egressproxy.tapes.tape import (
     Headers,
     Interaction,
@@ -68,7 +69,7 @@ class TapeConfig(BaseModel):
     record_to: str = ""
     replay_from: str = ""
     strict: bool = False
-    rhythm: bool = False
+    player_port: int = 0
     ignore_body: list[str] = []
     ignore_query: list[str] = []
     report: str
@@ -111,6 +112,7 @@ class _Tapes:
         rules = Rules.of(config.ignore_body, config.ignore_query)
         if config.replay_from:
             self.library = Library(read_folder(Path(config.replay_from)), rules, is_strict=config.strict)
+        self.player = Player(config.player_port) if config.player_port else None
         self._written: dict[str, list[str]] = {}
         self._unwritten: set[str] = set()
         self._last_at = 0.0
@@ -171,6 +173,8 @@ class _Tapes:
     # --- the end -----------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """The last filter has ended: write what is not on disk."""
+        if self.player is not None:
+            self.player.close()
         if self._thread is not None:
             self._thread.shutdown()
         try:
@@ -284,8 +288,21 @@ class TapeFilter(Filter):
             return None
         taken.is_recorded = False
         tapes.report.played += 1
+        if tapes.player is not None and found.interaction.is_stream and found.interaction.body:
+            return self._sent_on(exchange, found, tapes.player)
         is_over = found.played > 1 or not found.interaction.body
         return _never() if found.interaction.is_open and is_over else response_of(found, taken.request_fields)
+
+    async def _sent_on(self, exchange: Exchange, found: Recording, player: Player) -> None:
+        """Have the player send this stream."""
+        body, times = found.interaction.body, found.interaction.events
+        ends = ends_of_events(body)
+        pieces = [
+            (times[at] if at < len(times) else times[-1] if times else 0.0, body[begin:end])
+            for at, (begin, end) in enumerate(zip((0, *ends), ends, strict=False))
+        ]
+        answer = replace(response_of(found, Fields()), body=b"")
+        exchange.request.fields.set(TICKET, await player.ticket(answer, pieces))
 
     # --- responses ---------------------------------------------------------------------------------------------------
     def response_headers(self, exchange: Exchange) -> None:

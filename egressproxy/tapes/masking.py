@@ -53,7 +53,7 @@ _PARAMETERS: Final = frozenset(
 )  # fmt: skip
 _ANY_PARAMETER: Final = "|".join(map(re.escape, sorted(_PARAMETERS, key=len, reverse=True)))
 _IN_URLS: Final = re.compile(rf"([?&;](?:{_ANY_PARAMETER})=)[^&;\s\"'<>#\\]+", re.IGNORECASE)
-_USER_INFO: Final = re.compile(r"(\w+://)[^/@\s\"':]+:[^/@\s\"']+@")
+_USER_INFO: Final = re.compile(r"(://)[^/@\s\"':]{1,256}:[^/@\s\"']{1,512}@")
 #: Keys in the path: Telegram's bots, and the webhooks of Slack and Discord.
 _PATH_KEYS: Final = re.compile(
     r"(/bot)\d+:[\w-]{20,}|(/services/)T\w+/B\w+/\w+|(/api/webhooks/)\d+/[\w-]+", re.IGNORECASE
@@ -64,6 +64,9 @@ _TEXT: Final = re.compile(
 #: What servers of packages tell of files, by digests of the text.
 _DIGESTED: Final = re.compile(r"application/vnd\.pypi.*|application/x-git-.*")
 _MAX_LEARNT: Final = 200
+_MAX_NAMES: Final = 10_000
+#: Nothing that is looked for has so few characters.
+_SHORTEST: Final = 6
 #: A number of a card or an account, in digits.
 _LONG_NUMBER: Final = 10**12
 #: A credential of fewer characters, of letters alone, may be a word of the language.
@@ -80,6 +83,7 @@ class Masker:
         self._learnt: dict[bytes, None] = {}
         self._mask: Mask | None = None
         self._sessions: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # of members of JSON, masked
 
     def interaction(self, found: Interaction) -> Interaction:
         """The exchange without credentials and personal data."""
@@ -212,6 +216,8 @@ class Masker:
         return self._text(text).encode() if not media or _TEXT.fullmatch(media) is not None else self._binary(body)
 
     def _text(self, text: str) -> str:
+        if len(text) < _SHORTEST:
+            return text
         text = _USER_INFO.sub(lambda found: f"{found.group(1)}{MARK}@", text)
         text = _IN_URLS.sub(lambda found: f"{found.group(1)}{_MARK_IN_URL}", text)
         return self._redactor(text) if not text.isdigit() else self._scanner.replaced(text, _mark_of)
@@ -228,7 +234,7 @@ class Masker:
         if isinstance(value, dict):
             made: dict[str, Any] = {}
             for key, each in value.items():
-                masked = self._scanner.replaced(key, _mark_of)
+                masked = self._name(key)
                 made[masked if masked not in made else f"{masked} {len(made)}"] = self._value(each, key)
             return made
         if isinstance(value, list):
@@ -239,6 +245,14 @@ class Masker:
             found = self._scanner.spans(str(abs(value)))
             return 0 if found and found[0].end - found[0].start == len(str(abs(value))) else value
         return value
+
+    def _name(self, key: str) -> str:
+        found = self._names.get(key)
+        if found is None:
+            found = self._scanner.replaced(key, _mark_of)
+            if len(self._names) < _MAX_NAMES:
+                self._names[key] = found
+        return found
 
     def _member(self, name: str, value: str) -> str:
         is_long = len(value) >= 16 and " " not in value

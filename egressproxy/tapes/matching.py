@@ -27,7 +27,7 @@ _CLOCK: Final = r"[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:
 _CHANGING: Final = (
     (re.compile(r"\b[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}\b", re.IGNORECASE), "<uuid>"),
     (re.compile(rf"(?<![\w-])\d{{4}}-\d\d-\d\d(?:{_CLOCK})?(?![\w-])"), "<time>"),
-    (re.compile(r"(?:/[\w.-]+)*/pytest-of-[\w.-]+/pytest-\d+\b"), "<tmp>"),
+    (re.compile(r"(?:/[\w.-]{1,64}){0,8}/pytest-of-[\w.-]{1,64}/pytest-\d+\b"), "<tmp>"),
     (re.compile(r"/(?:var/)?tmp/tmp[a-z0-9_]{6,12}\b"), "<tmp>"),
 )
 _PATH: Final = re.compile(r"(\.\.|\.)([\w-]+|\*)|\[(\d+|\*)\]|\['([^']+)'\]")

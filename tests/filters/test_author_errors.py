@@ -44,7 +44,8 @@ RUNNING = {
         "returned a coroutine: write `return await …`", 6,
     ),
     "no-await": (
-        "class F(Filter):\n    async def a(self): return x\n    async def request_headers(self, x):\n        self.a().status",
+        "class F(Filter):\n    async def a(self): return x\n"
+        "    async def request_headers(self, x):\n        self.a().status",
         "asks a coroutine for `status`: write `await` before the call that made it", 7,
     ),
     "text-for-a-field": (HEADERS + "x.request.fields.set('x-a', 'b')", "gave a field text (str): names and values", 6),
