@@ -226,7 +226,7 @@ def _missing(error: AttributeError, text: str) -> str:
         return f"sets `{name}` of {_a(kind)}, which cannot be set{hint}" if _is_in_code(error, name) else ""
     if not _is_in_code(error, name):
         return ""
-    cls = type(owner)
+    cls: Any = type(owner)
     if owner is None:
         return f"asks None for `{name}`: fields.get(…) is None where there is no such field, and x.body mostly"
     if isinstance(owner, Coroutine):
