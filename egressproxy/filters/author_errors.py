@@ -294,7 +294,8 @@ def _init(self: Any, context: FilterContext) -> None:
 
 
 def _method_problems(cls: type[Filter], name: str, base: Any) -> Iterator[tuple[int | None, str]]:
-    is_static = isinstance(inspect.getattr_static(cls, name), staticmethod)
+    raw = inspect.getattr_static(cls, name)
+    is_static = isinstance(raw, staticmethod | classmethod) or not hasattr(type(raw), "__get__")
     method = inspect.unwrap(getattr(cls, name))
     line = getattr(getattr(method, "__code__", None), "co_firstlineno", None)
     if name in _PLAIN and inspect.iscoroutinefunction(method):

@@ -152,11 +152,30 @@ def test_a_misspelt_phase_names_the_nearest(tmp_path: Path):
         made(tmp_path, HEADERS + "...", phase="request_header")
 
 
-def test_a_wrapped_method_may_take_anything(tmp_path: Path):
-    wrapper = "import functools\ndef wrapped(f):\n    def call(*a, **k): return f(*a, **k)\n    return call\n"
-    assert (
-        run(tmp_path, wrapper + "class F(Filter):\n    @wrapped\n    def request_headers(self, x): ...").error is None
-    )
+WRAPPED = """
+def wrapped(f):
+    def call(*a, **k): return f(*a, **k)
+    return call
+class F(Filter):
+    @wrapped
+    def request_headers(self, x): ...
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        WRAPPED,
+        "class F(Filter):\n    @staticmethod\n    def request_headers(x): ...",
+        "class F(Filter):\n    @classmethod\n    def request_headers(cls, x): ...",
+        "class F(Filter):\n    def request_headers(self, x, more=None): ...",
+        "class Call:\n    def __call__(self, x): ...\nclass F(Filter):\n    request_headers = Call()",
+        "class Base(Filter):\n    def request_headers(self, x): ...\nclass F(Base): ...\nfilter_class = F",
+    ],
+    ids=["wrapped", "static", "of-the-class", "more", "an-object", "inherited"],
+)
+def test_a_method_may_be_anything_that_can_be_called(code: str, tmp_path: Path):
+    assert run(tmp_path, code).error is None
 
 
 def test_text_for_the_path_fails_as_it_would_fail_in_the_gateway(tmp_path: Path):
