@@ -83,8 +83,8 @@ class Tapes(Protocol):
 
 def gateway(
     *sources: Source,
-    allow: Iterable[str] = (),
-    intercept: Iterable[str] = (),
+    allow: Iterable[str] | str = (),
+    intercept: Iterable[str] | str = (),
     origins: Mapping[str, str | int] | None = None,
     tapes: Tapes | None = None,
     folder: str | os.PathLike[str] = ".",
@@ -103,7 +103,11 @@ def gateway(
 
     Raises ConfigError where the configuration would be refused, when it is entered.
     """
-    return Gateway(sources, tuple(allow), tuple(intercept), origins or {}, tapes, Path(folder))
+    for source in sources:
+        if not isinstance(source, Mapping | str | Path):
+            raise TypeError(f"a source is a dict, text of YAML or a path, and no {type(source).__name__}")
+    names, opened = ((each,) if isinstance(each, str) else tuple(each) for each in (allow, intercept))
+    return Gateway(sources, names, opened, origins or {}, tapes, Path(folder))
 
 
 class Gateway:

@@ -83,7 +83,7 @@ def test_names_lead_to_servers_of_the_test_and_what_was_asked_is_told(origin: in
 
 async def test_several_run_beside_the_loop_of_a_test_that_may_block_it(origin: int):
     closed = {"destinations": {"allow": [{"hostnames": ["a.example"]}]}}
-    async with gateway(closed) as one, gateway(allow=["127.0.0.1"]) as other:
+    async with gateway(closed) as one, gateway(allow="127.0.0.1") as other:
         assert get(one, "http://b.example/")[0] == 403  # it blocks
         answer = await asyncio.to_thread(get, other, f"http://127.0.0.1:{origin}/x")
         assert answer == (200, f"127.0.0.1:{origin}/x")
@@ -130,6 +130,11 @@ def test_filters_stand_in_the_folder_and_their_errors_are_told_in_full(
 def test_a_configuration_that_would_be_refused_is_told_with_its_place(source: object, why: str):
     with pytest.raises(ConfigError, match=why), gateway(source):  # type: ignore[arg-type]
         pass
+
+
+def test_a_list_of_sources_is_told():
+    with pytest.raises(TypeError, match="and no list"):
+        gateway([{"mode": "Open"}])  # type: ignore[arg-type]
 
 
 def test_an_origin_that_is_no_server_of_plain_http_is_refused():
