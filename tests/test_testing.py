@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -54,6 +55,13 @@ def get(running: Gateway, url: str) -> tuple[int, str]:
     proxies = {"http": running.proxy_url, "https": running.proxy_url}
     answer = requests.get(url, proxies=proxies, verify=str(running.ca_file), timeout=10)
     return answer.status_code, answer.text
+
+
+def test_the_five_lines_of_the_documentation_are_green():
+    page = (Path(__file__).parents[1] / "docs" / "testing.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].partition("```")[0], names)
+    names["test_only_the_api_is_asked"]()
 
 
 def test_names_lead_to_servers_of_the_test_and_what_was_asked_is_told(origin: int):
