@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from egressproxy.cli.styled_lines import printable
+
 if TYPE_CHECKING:
     from egressproxy.tapes.checks import Finding
     from egressproxy.tapes.tape import Interaction
@@ -72,7 +74,7 @@ def check(paths: tuple[Path, ...], host: str, headers: tuple[str, ...], *, live:
         interactions += read
         found += problems
     for each in found:
-        click.echo(str(each))
+        click.echo(printable(str(each)))
     if live:
         asked = [each for each in interactions if host in ("", each.host.partition(":")[0], each.host)]
         if not asked:
@@ -98,7 +100,7 @@ def _live(asked: list[Interaction], fields: list[tuple[str, str]]) -> list[Findi
                 if sys.stderr.isatty():
                     click.echo(f"\r{number}/{len(asked)}", nl=number == len(asked), err=True)
                 for finding in await drift(session, each, fields):
-                    click.echo(str(finding))
+                    click.echo(printable(str(finding)))
                     found.append(finding)
         return found
 

@@ -111,9 +111,11 @@ def run_wrapped(
 
 def _tell_tapes(tapes: Run, status: int) -> int:
     """Print what was recorded and played, unless the gateway has failed; returns the status of the run."""
+    from egressproxy.cli.styled_lines import printable
+
     report = tapes.finish()
     for line in report.lines() if status != _FAILED else ():
-        click.echo(f"egressproxy: {line}", err=True)
+        click.echo(f"egressproxy: {printable(line)}", err=True)
     return status or int(not report.is_complete)
 
 

@@ -17,6 +17,7 @@ A gateway without tapes imports nothing of this package.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any, Final
 import yaml
 
 from egressproxy.gateway.leaf_certificates.minting import new_ca
+from egressproxy.tapes.matching import Rules
 from egressproxy.tapes.tape import TapeError, read_folder
 
 __all__ = ["Report", "Run", "TapeError", "record", "replay"]
@@ -45,7 +47,8 @@ _CA_DAYS: Final = 7
 @dataclass(slots=True)
 class Report:
     """What a run has done. `missing`: requests that no tape answers, each with the nearest recording. `unplayed`:
-    recordings that nobody asked for. `unrecorded`: what could not be recorded or played, and why.
+    recordings without a request. `unrecorded`: what could not be recorded or played, and why. `has_failed`:
+    tapes could not be written.
     """
 
     is_strict: bool = False
@@ -55,11 +58,12 @@ class Report:
     missing: list[str] = field(default_factory=list)
     unplayed: list[str] = field(default_factory=list)
     unrecorded: list[str] = field(default_factory=list)
+    has_failed: bool = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether a strict run has found and played everything; True for any other run."""
-        return not (self.is_strict and (self.missing or self.unplayed))
+        """Whether all tapes are written, and a strict run has found and played everything."""
+        return not (self.has_failed or (self.is_strict and (self.missing or self.unplayed)))
 
     def lines(self) -> list[str]:
         """The report for people."""
@@ -76,7 +80,7 @@ class Report:
             told += [f"{title}: {each}" for each in entries[:_SHOWN]]
             if len(entries) > _SHOWN:
                 told.append(f"{title}: {len(entries) - _SHOWN} more")
-        return told
+        return told or ["no exchange went through the gateway: the command reaches local servers directly (--no-proxy)"]
 
 
 #: Entries of each kind in the lines of a report.
@@ -189,7 +193,7 @@ class Run:
         """What the run has done. Call it when the gateway has ended."""
         try:
             return Report(**json.loads(self._report.read_text("utf-8")))
-        except FileNotFoundError:  # nobody has asked for anything
+        except FileNotFoundError:  # of a gateway without a request
             unplayed = []
             if self.replay_from is not None:
                 unplayed = [each.title for each in read_folder(self.replay_from)]
@@ -204,7 +208,9 @@ def write_report(path: Path, report: Report) -> None:
 
 
 def record(folder: str | Path) -> Run:
-    """Record into this folder, a file for each host; files of hosts that are recorded are replaced."""
+    """Record into this folder, a file for each host; files of hosts that are recorded are replaced. Raises
+    TapeError.
+    """
     return _run(Path(folder), None)
 
 
@@ -224,6 +230,7 @@ def replay(
     take as long as they took. `ignore_body` are JSON paths (`$.a.b`,
     `$.a[*].b`, `$..b`), `ignore_query` names of parameters, in which requests may differ. Raises TapeError.
     """
+    Rules.of(ignore_body, ignore_query)
     found = read_folder(Path(folder))
     if not found and strict:
         raise TapeError(f"{folder}: there is no tape to replay; record one with --record")
@@ -247,6 +254,13 @@ def _run(
     ignore_body: tuple[str, ...] = (),
     ignore_query: tuple[str, ...] = (),
 ) -> Run:
+    if record_to is not None:
+        try:
+            record_to.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TapeError(f"{error.filename}: {error.strerror}") from None
+        if not os.access(record_to, os.W_OK):
+            raise TapeError(f"{record_to}: tapes cannot be written there")
     ca_pem, key = new_ca("egressproxy tapes", time(), _CA_DAYS, path_length=0)
     work = TemporaryDirectory(prefix="egressproxy-tapes-")
     return Run(

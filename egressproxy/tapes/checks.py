@@ -71,7 +71,7 @@ def check_file(path: Path) -> tuple[list[Interaction], list[Finding]]:
     problems = [each for one in found for each in secrets_in(one)]
     mode = path.stat().st_mode & 0o777
     if mode & 0o022:
-        problems.append(Finding(str(path), f"others may write it (mode {mode:o})"))
+        problems.append(Finding(str(path), f"mode {mode:o} lets others write the file"))
     return found, problems
 
 

@@ -24,6 +24,7 @@ from pydantic.alias_generators import to_camel
 from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, LocalResponse, Phase, Rejected
 from egressproxy.filters.base import OfMessages
 from egressproxy.filters.content_coding import CODINGS, ContentDecoder, Undecodable, coding_of, is_readable, new_encoder
+from egressproxy.model.exchange import StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.tapes import Report, write_report
 from egressproxy.tapes.masking import Masker
@@ -35,6 +36,7 @@ from egressproxy.tapes.tape import (
     TapeError,
     file_name,
     media_type,
+    parsed_entries,
     read,
     read_folder,
     write,
@@ -49,6 +51,8 @@ MAX_BODY: Final = 64 * 1024 * 1024
 MAX_REQUEST: Final = 32 * 1024 * 1024
 #: In seconds: a tape is written so often while exchanges come.
 _WRITTEN_S: Final = 0.5
+#: Of long tapes so seldom that writing takes a tenth of the time.
+_PART: Final = 10
 #: Lines of each kind that a report keeps.
 _MAX_TOLD: Final = 1000
 #: Of the connection and of the coding, which the gateway writes anew.
@@ -96,7 +100,7 @@ class _Taken:
     has_ended: bool = False
 
 
-_TAKEN: Final = "tape"
+_TAKEN: Final[StateSlot[_Taken]] = StateSlot("tape")
 
 
 class _Tapes:
@@ -115,7 +119,7 @@ class _Tapes:
         self.player = Player(config.player_port) if config.player_port else None
         self._written: dict[str, list[str]] = {}
         self._unwritten: set[str] = set()
-        self._last_at = 0.0
+        self._next_at = 0.0
         self._lock = Lock()
         self._recorded_by = Masker()  # of the thread
         self._thread: ThreadPoolExecutor | None = None
@@ -145,10 +149,10 @@ class _Tapes:
                 self._entries_of(name).append(written(found.readable()))
                 self._unwritten.add(name)
                 self.report.recorded += 1
-                if monotonic() - self._last_at >= _WRITTEN_S:
+                if monotonic() >= self._next_at:
                     self._write()
         except Exception as error:  # the exchange itself went well
-            self.tell(self.report.unrecorded, f"{method} {taken.uri.partition('?')[0]}: {type(error).__name__}")
+            self.tell(self.report.unrecorded, f"{method} {file_name(taken.uri)}: {type(error).__name__}")
             log.warning("an exchange with %s is not on tape: %s", file_name(taken.uri), type(error).__name__)
 
     def _entries_of(self, name: str) -> list[str]:
@@ -161,6 +165,7 @@ class _Tapes:
         return found
 
     def _write(self) -> None:
+        began = monotonic()
         folder = Path(self.config.record_to)
         folder.mkdir(parents=True, exist_ok=True)
         for name in sorted(self._unwritten):
@@ -168,7 +173,16 @@ class _Tapes:
             self.report.files.append(str(folder / name))
         self.report.files = sorted(set(self.report.files))
         self._unwritten.clear()
-        self._last_at = monotonic()
+        now = monotonic()
+        self._next_at = now + max(_WRITTEN_S, _PART * (now - began))
+
+    def _mask_again(self) -> None:
+        """Mask credentials in exchanges from before their first use as such."""
+        for name, entries in self._written.items():
+            if self._recorded_by.has_known("".join(entries)):
+                found = parsed_entries(entries, Path(name))
+                self._written[name] = [written(self._recorded_by.interaction(each).readable()) for each in found]
+                self._unwritten.add(name)
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -178,11 +192,13 @@ class _Tapes:
         if self._thread is not None:
             self._thread.shutdown()
         try:
+            self._mask_again()
             if self._unwritten:
                 self._write()
         except OSError as error:
             log.error("tapes cannot be written: %s: %s", error.filename, error.strerror)
             self.tell(self.report.unrecorded, f"{error.filename}: {error.strerror}")
+            self.report.has_failed = True
         if self.library is not None:
             self.report.unplayed = [each.interaction.title for each in self.library.unplayed()]
         try:
@@ -222,15 +238,16 @@ class TapeFilter(Filter):
 
     # --- requests ----------------------------------------------------------------------------------------------------
     def request_headers(self, exchange: Exchange) -> LocalResponse | Awaitable[LocalResponse | None] | None:
-        """Answers a request without a body from the tapes. Raises Rejected for what is not in them, if they are all."""
+        """Answers a request without a body from the tapes. Raises Rejected for other requests of a strict run."""
         if exchange.is_tunnel:
             self._pass_unseen(f"a tunnel to {exchange.authority}", "its TLS is not opened")
             return None
         taken = _taken(exchange, is_recorded=self._tapes.is_recording)
         if exchange.request.upgrade:
-            self._pass_unseen(f"{exchange.request.upgrade.decode('latin-1')} of {taken.uri}", "tapes have HTTP alone")
+            uri = self._tapes.masker.uri(taken.uri)
+            self._pass_unseen(f"{exchange.request.upgrade.decode('latin-1')} of {uri}", "tapes have HTTP alone")
             return None
-        exchange.note(_TAKEN, taken)
+        exchange.keep(_TAKEN, taken)
         return self._answer(exchange, taken, b"") if exchange.request.body == 0 else None
 
     def _pass_unseen(self, what: str, why: str) -> None:
@@ -333,7 +350,7 @@ class TapeFilter(Filter):
         if taken is None or not taken.is_recorded:
             return
         method = exchange.method.decode("latin-1")
-        what = f"{method} {taken.uri.partition('?')[0]}"
+        what = f"{method} {self._tapes.masker.uri(taken.uri)}"
         is_events = taken.response_fields is not None and _is_events(taken.response_fields)
         if taken.response_fields is None:
             self._tapes.tell(self._tapes.report.unrecorded, f"{what}: it has no answer")
@@ -356,8 +373,7 @@ def _taken(exchange: Exchange, *, is_recorded: bool) -> _Taken:
 
 
 def _of(exchange: Exchange) -> _Taken | None:
-    found: _Taken | None = (exchange.notes or {}).get(_TAKEN)
-    return found
+    return exchange.state.get(_TAKEN)
 
 
 def _is_events(fields: Fields) -> bool:

@@ -14,7 +14,7 @@ from base64 import b64decode
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import unquote, unquote_plus, urlsplit
+from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 from egressproxy.ai.apis.streams import LenientEditor, framing_of
 from egressproxy.ai.content.entities import ENTITIES, KEYS, Redactor, scanner_of
@@ -74,7 +74,7 @@ _NO_WORD: Final = 20
 
 
 class Masker:
-    """One run's. It remembers the credentials that it has masked, and masks them wherever they come again."""
+    """The masker of one run. Credentials that were masked once are masked in every later exchange."""
 
     def __init__(self) -> None:
         self._redactor = Redactor(_ENTITIES)
@@ -95,6 +95,11 @@ class Masker:
             uri=self._known_text(uri), request_headers=self._known_headers(headers), request_body=self._known(body),
             headers=self._known_headers(answer_headers), body=self._known(answer),
         )  # fmt: skip
+
+    def has_known(self, text: str) -> bool:
+        """Whether the text has a credential of any exchange until now."""
+        data = text.encode()
+        return self._known(data) != data
 
     def request(self, uri: str, headers: Headers, body: bytes) -> tuple[str, Headers, bytes]:
         """The same of a request alone: URI, fields and body."""
@@ -133,7 +138,7 @@ class Masker:
         parts = urlsplit(uri)
         path = _PATH_KEYS.sub(lambda found: f"{next(filter(None, found.groups()))}{_MARK_IN_URL}", parts.path)
         if self._keys.spans(unquote(path)):
-            path = self._keys.replaced(unquote(path), self._in_url)
+            path = quote(self._keys.replaced(unquote(path), self._in_url), safe="/:@!$&'()*+,;=~")
         pairs = [self._parameter(each) for each in parts.query.split("&")] if parts.query else []
         query = "&".join(pairs)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], path=path, query=query, fragment="").geturl()
@@ -225,10 +230,10 @@ class Masker:
     def _json(self, text: str) -> str:
         try:
             value = json.loads(text)
+            made = self._value(value, "")
+            return text if made == value else json.dumps(made, ensure_ascii=False)
         except (ValueError, RecursionError):
             return self._text(text)
-        made = self._value(value, "")
-        return text if made == value else json.dumps(made, ensure_ascii=False)
 
     def _value(self, value: Any, name: str) -> Any:
         if isinstance(value, dict):

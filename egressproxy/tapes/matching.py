@@ -45,6 +45,7 @@ class Rules:
 
     @classmethod
     def of(cls, ignore_body: Sequence[str] = (), ignore_query: Sequence[str] = ()) -> Rules:
+        """IGNORED and IGNORED_PARAMETERS, with these JSON paths and parameters. Raises TapeError."""
         paths = tuple(map(_steps, (*IGNORED, *ignore_body)))
         return cls(paths, frozenset(each.lower() for each in (*IGNORED_PARAMETERS, *ignore_query)))
 
@@ -62,6 +63,7 @@ class Asked:
 
     @classmethod
     def of(cls, rules: Rules, method: str, uri: str, headers: Headers, body: bytes) -> Asked:
+        """The masked request, without what `rules` leave out."""
         parts = urlsplit(uri)
         query = (
             (name, steady(value))
@@ -76,6 +78,7 @@ class Asked:
 
     @property
     def url(self) -> str:
+        """With the parameters in order."""
         query = "&".join(f"{name}={value}" for name, value in self.query)
         return f"{self.scheme}://{self.host}{self.path}{f'?{query}' if query else ''}"
 
@@ -101,11 +104,11 @@ def _body(rules: Rules, headers: Headers, body: bytes) -> Any:
     if is_json(media) or text.lstrip()[:1] in ("{", "["):
         try:
             value = json.loads(text)
+            for path in rules.body:
+                _remove(value, path)
+            return _steady_value(value)
         except (ValueError, RecursionError):
             return steady(text)
-        for path in rules.body:
-            _remove(value, path)
-        return _steady_value(value)
     if media == "application/x-www-form-urlencoded":
         return sorted([name, steady(value)] for name, value in parse_qsl(text, keep_blank_values=True))
     if media == "multipart/form-data":
@@ -233,6 +236,7 @@ class Library:
             self.add(each)
 
     def add(self, interaction: Interaction) -> Recording:
+        """Append a recording."""
         asked = Asked.of(
             self.rules, interaction.method, interaction.uri, interaction.request_headers, interaction.request_body
         )

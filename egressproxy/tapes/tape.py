@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from egressproxy.model.fields import TOKEN
 from egressproxy.net.durable_file import replace_file
 
 _DUMPER: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -27,6 +28,7 @@ _NOT_IN_A_BLOCK: Final = re.compile(
 )
 _JSON: Final = re.compile(r"application/(?:[\w.-]+\+)?json|text/json", re.IGNORECASE)
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _HEAD: Final = "version: 1\ninteractions:\n"
 
 Headers = list[tuple[str, str]]
@@ -205,9 +207,22 @@ def read_folder(folder: Path) -> list[Interaction]:
 def read(path: Path) -> list[Interaction]:
     """The interactions of a tape, also of one that vcrpy has written. Raises TapeError."""
     try:
-        data = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 (a safe loader)
+        return parsed(path.read_bytes(), path)
     except OSError as error:
         raise TapeError(f"{path}: {error.strerror or error}") from None
+
+
+def parsed_entries(entries: Iterable[str], path: Path) -> list[Interaction]:
+    """The interactions of these entries, as `written` has them."""
+    return parsed((_HEAD + "".join(entries)).encode(), path)
+
+
+def parsed(text: bytes, path: Path) -> list[Interaction]:
+    """The interactions of the text of a tape. Raises TapeError."""
+    try:
+        data = yaml.load(text, Loader=_LOADER)  # noqa: S506 (a safe loader)
+    except RecursionError:
+        raise TapeError(f"{path}: its values are too deep") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark is not None else ""
@@ -264,6 +279,15 @@ def _bytes(value: Any, where: str) -> bytes:
 
 
 def _pairs(headers: Any) -> Headers:
+    found: Headers = []
+    for name, value in _listed(headers):
+        if not TOKEN.fullmatch(name.encode()) or _CONTROL.search(value) is not None:
+            raise ValueError(f"field {name!r} has a name or a value that HTTP does not allow")
+        found.append((name, value))
+    return found
+
+
+def _listed(headers: Any) -> Headers:
     found: Headers = []
     for name, values in (headers or {}).items():
         found += [(str(name), str(value)) for value in (values if isinstance(values, list) else [values])]

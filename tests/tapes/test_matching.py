@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.tapes.masking import Masker
 from egressproxy.tapes.matching import Asked, Library, Rules, steady
 from egressproxy.tapes.tape import Headers, Interaction, TapeError
 
@@ -131,6 +132,14 @@ def test_a_recording_that_was_played_is_told():
     request = asked(tapes, q=1)
     assert tapes.find(request) is not None
     assert tapes.why_missing(request).startswith("it was recorded 1 time and has been played as often")
+
+
+def test_json_that_is_too_deep_is_compared_as_text():
+    deep = b"[" * 600 + b"]" * 600
+    found = Interaction("POST", URL, JSON, deep, 200, "OK", [], b"deep")
+    tapes = library(found)
+    assert answer(tapes, Asked.of(tapes.rules, "POST", URL, JSON, deep)) == "deep"
+    assert Masker().interaction(found) == found
 
 
 def test_a_stream_that_the_client_ended_may_be_asked_for_again():

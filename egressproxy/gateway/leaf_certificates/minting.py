@@ -78,8 +78,8 @@ class SigningCa:
         self._leaf_key_pem = SecretBytes(_key_bytes(self._leaf_key))
 
     def mint(self, name: str, now_s: float) -> Leaf:
-        """A leaf for this DNS name (lower case, no trailing dot) or address, no longer valid than its CA. `now_s`: seconds since
-        the epoch. Raises MintingError where the CA has ended.
+        """A leaf for this address or DNS name (lower case, no trailing dot), no longer valid than its CA. `now_s`:
+        seconds since the epoch. Raises MintingError where the CA has ended.
         """
         now = datetime.fromtimestamp(now_s, UTC)
         ends = min(now + timedelta(seconds=LEAF_S), self._certificate.not_valid_after_utc)
