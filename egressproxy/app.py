@@ -11,7 +11,7 @@ import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from time import time_ns
@@ -21,6 +21,7 @@ from egressproxy import __version__, build
 from egressproxy.config.otlp_environment import otlp_settings
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
+from egressproxy.filters.filter_trace import show_failures
 from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.ir.telemetry import Signal
 from egressproxy.model.authority import Authority
@@ -116,8 +117,11 @@ def run(options: RunOptions, first: LoaderProcess | None = None, started: Starte
         take_over(turn=FileLock(errors))  # a lock of the log alone: a process-wide lock would not exclude other threads
     diagnostics = Diagnostics(options.log_level, log_format=options.log_format, turn=turn)
     diagnostics.start()
+    if options.debug_filters:
+        show_failures()
     try:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
+        # What a filter prints must not stand between the lines of the access log.
+        with asyncio.Runner(loop_factory=new_loop) as runner, redirect_stdout(sys.stderr):
             return runner.run(App(options, first, errors, started, manager, given).serve())
     except ConfigError as error:
         if options.log_format == "text":
@@ -588,6 +592,11 @@ class App:
                 "the keys of all TLS connections are written to %s: whoever has this file and the traffic can read all"
                 " of it, credentials included; use --tls-key-log for debugging alone, then delete the file",
                 self.options.tls_key_log,
+            )
+        if self.options.debug_filters:
+            log.warning(
+                "--debug-filters: the log has the text of what filters raise, with tracebacks: it may hold keys and"
+                " content of requests; use it for debugging alone"
             )
         if serving := self._data_plane.announcement():
             log.info("%s", serving)

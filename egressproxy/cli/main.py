@@ -43,7 +43,7 @@ _VERBS: Final = {
     "schema": "Print the JSON Schema of manifests.",
     "crds": "Print the CustomResourceDefinitions of our kinds.",
     "rbac": "Print the RBAC that a gateway needs in a cluster.",
-    "filters": "Print the filter types and their settings.",
+    "filters": "Print the filter types and their settings, or begin one.",
     "placeholder": "Make a placeholder for a credential.",
     "completion": "Print the script for shell completion.",
     "version": "Print the version.",

@@ -48,6 +48,11 @@ serving_options: Decorator = together(
         help="The form of the diagnostics: text, or one JSON object per line for log collectors.",
     ),
     click.option(
+        "--debug-filters", is_flag=True,
+        help="Log what filters raise with its text and traceback. It may hold keys and content of requests: for"
+        " debugging alone.",
+    ),
+    click.option(
         "--drain-timeout", "drain_timeout_s", type=seconds(MAX_DRAIN_S), default=10.0, show_default=True,
         metavar="SECONDS",
         help="How long in-flight exchanges and tunnels may take after SIGTERM; send the signal again to stop at once.",

@@ -66,7 +66,7 @@ def is_root(certificate: x509.Certificate) -> bool:
 def write_trust(ca_pem: str, bundle: Path, java_store: Path) -> None:
     """Write both files, of the roots of the system and these. Raises TrustProblem."""
     try:
-        _write_java_store(java_store, _write_bundle(bundle, ca_pem))
+        _write_java_store(java_store, write_bundle(bundle, ca_pem))
     except OSError as error:
         raise _of_file(bundle, error) from None
 
@@ -75,7 +75,8 @@ def _of_file(file: Path, error: OSError) -> TrustProblem:
     return TrustProblem(f"{error.filename or file}: {error.strerror or error}")
 
 
-def _write_bundle(path: Path, ca_pem: str) -> str:
+def write_bundle(path: Path, ca_pem: str) -> str:
+    """Write and return the roots of the system and these. Raises TrustProblem where the system has none."""
     roots = system_roots()
     there = {re.sub(r"\s", "", each) for each in _BLOCK.findall(roots)}
     added = [each for each in _BLOCK.findall(ca_pem) if re.sub(r"\s", "", each) not in there]
