@@ -8,40 +8,33 @@ files are the work of one thread, which ends with the filter.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
+from bisect import bisect_left
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
-from threading import Lock
 from time import monotonic
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from egressproxy.ai.content.body_kinds import media_type_of
 from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, LocalResponse, Phase, Rejected
 from egressproxy.filters.base import OfMessages
 from egressproxy.filters.content_coding import CODINGS, ContentDecoder, Undecodable, coding_of, is_readable, new_encoder
 from egressproxy.model.exchange import StateSlot
 from egressproxy.model.fields import Fields
-from egressproxy.tapes import Report, write_report
+from egressproxy.tapes import Report
 from egressproxy.tapes.masking import Masker
 from egressproxy.tapes.matching import Asked, Library, Recording, Rules
 from egressproxy.tapes.player import TICKET, Player
-from egressproxy.tapes.tape import (
-    Headers,
-    Interaction,
-    TapeError,
-    file_name,
-    media_type,
-    parsed_entries,
-    read,
-    read_folder,
-    write,
-    written,
-)  # fmt: skip
+from egressproxy.tapes.tape import Headers, Interaction, TapeError, file_name, read, read_folder, write, written
 
 log = logging.getLogger("egressproxy.tapes")
 
@@ -62,6 +55,7 @@ _DROPPED: Final = frozenset(
 #: Of those that are played; the gateway tells the time itself.
 _OURS: Final = _DROPPED | {"date"}
 _DIGESTS: Final = frozenset(("digest", "content-digest", "repr-digest", "content-md5"))
+EVENTS: Final = b"text/event-stream"
 _PORTS: Final = {b"http": 80, b"https": 443}
 
 
@@ -117,94 +111,88 @@ class _Tapes:
         if config.replay_from:
             self.library = Library(read_folder(Path(config.replay_from)), rules, is_strict=config.strict)
         self.player = Player(config.player_port) if config.player_port else None
-        self._written: dict[str, list[str]] = {}
+        self._written: dict[str, list[tuple[Interaction, str]]] = {}  # by the names of files
         self._unwritten: set[str] = set()
         self._next_at = 0.0
-        self._lock = Lock()
         self._recorded_by = Masker()  # of the thread
-        self._thread: ThreadPoolExecutor | None = None
-
-    @property
-    def is_recording(self) -> bool:
-        return bool(self.config.record_to)
-
-    def tell(self, entries: list[str], entry: str) -> None:
-        """Add a line to the report."""
-        if entry not in entries and len(entries) < _MAX_TOLD:
-            entries.append(entry)
+        self._thread = ThreadPoolExecutor(1, "tapes")
+        self._report_on(replace(self.report, has_failed=True, unrecorded=["the gateway was killed"]))
 
     # --- recording ---------------------------------------------------------------------------------------------------
     def take(self, method: str, taken: _Taken) -> None:
         """Write this exchange onto its tape, in the thread."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "tapes")
-        took = monotonic() - taken.started_at
-        self._thread.submit(self._record, method, taken, took)
+        self._thread.submit(self._record, method, taken, monotonic() - taken.started_at)
 
     def _record(self, method: str, taken: _Taken, took: float) -> None:
         try:
-            found = self._recorded_by.interaction(interaction_of(method, taken, took))
+            found = self._recorded_by.interaction(interaction_of(method, taken, took)).readable()
             name = file_name(found.uri)
-            with self._lock:
-                self._entries_of(name).append(written(found.readable()))
-                self._unwritten.add(name)
-                self.report.recorded += 1
-                if monotonic() >= self._next_at:
-                    self._write()
+            self._entries_of(name).append((found, written(found)))
         except Exception as error:  # the exchange itself went well
-            self.tell(self.report.unrecorded, f"{method} {file_name(taken.uri)}: {type(error).__name__}")
+            tell(self.report.unrecorded, f"{method} {file_name(taken.uri)}: {type(error).__name__}")
             log.warning("an exchange with %s is not on tape: %s", file_name(taken.uri), type(error).__name__)
+            return
+        self._unwritten.add(name)
+        self.report.recorded += 1
+        if monotonic() >= self._next_at:
+            self._write()
 
-    def _entries_of(self, name: str) -> list[str]:
+    def _entries_of(self, name: str) -> list[tuple[Interaction, str]]:
         """Those of this file. A replay adds to what is there; a recording replaces it."""
-        found = self._written.get(name)
-        if found is None:
+        if name not in self._written:
             path = Path(self.config.record_to) / name
-            is_kept = self.config.replay_from and path.exists()
-            found = self._written[name] = [written(each) for each in read(path)] if is_kept else []
-        return found
+            kept = read(path) if self.config.replay_from and path.exists() else []
+            self._written[name] = [(each, written(each)) for each in kept]
+        return self._written[name]
 
     def _write(self) -> None:
         began = monotonic()
-        folder = Path(self.config.record_to)
-        folder.mkdir(parents=True, exist_ok=True)
         for name in sorted(self._unwritten):
-            write(folder / name, self._written[name])
-            self.report.files.append(str(folder / name))
-        self.report.files = sorted(set(self.report.files))
-        self._unwritten.clear()
+            path = Path(self.config.record_to) / name
+            try:
+                write(path, (text for _, text in self._written[name]))
+            except OSError as error:
+                log.error("a tape cannot be written: %s: %s", path, error.strerror)
+                tell(self.report.unrecorded, f"{path}: {error.strerror}")
+                continue
+            self._unwritten.discard(name)
+            tell(self.report.files, str(path))
         now = monotonic()
         self._next_at = now + max(_WRITTEN_S, _PART * (now - began))
 
     def _mask_again(self) -> None:
         """Mask credentials in exchanges from before their first use as such."""
         for name, entries in self._written.items():
-            if self._recorded_by.has_known("".join(entries)):
-                found = parsed_entries(entries, Path(name))
-                self._written[name] = [written(self._recorded_by.interaction(each).readable()) for each in found]
-                self._unwritten.add(name)
+            for at, (found, text) in enumerate(entries):
+                if self._recorded_by.known(data := text.encode()) != data:
+                    again = self._recorded_by.interaction(found).readable()
+                    entries[at] = again, written(again)
+                    self._unwritten.add(name)
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """The last filter has ended: write what is not on disk."""
         if self.player is not None:
             self.player.close()
-        if self._thread is not None:
-            self._thread.shutdown()
-        try:
-            self._mask_again()
-            if self._unwritten:
-                self._write()
-        except OSError as error:
-            log.error("tapes cannot be written: %s: %s", error.filename, error.strerror)
-            self.tell(self.report.unrecorded, f"{error.filename}: {error.strerror}")
-            self.report.has_failed = True
+        self._thread.shutdown()
+        self._mask_again()
+        self._write()
+        self.report.has_failed = bool(self._unwritten)
         if self.library is not None:
-            self.report.unplayed = [each.interaction.title for each in self.library.unplayed()]
+            self.report.unplayed = [each.interaction.title for each in self.library.all if not each.played]
+        self._report_on(self.report)
+
+    def _report_on(self, report: Report) -> None:
         try:
-            write_report(Path(self.config.report), self.report)
+            Path(self.config.report).write_text(json.dumps(asdict(report)), "utf-8")
         except OSError as error:
             log.error("the report on tapes cannot be written: %s: %s", error.filename, error.strerror)
+
+
+def tell(entries: list[str], entry: str) -> None:
+    """Add a line to the report."""
+    if entry not in entries and len(entries) < _MAX_TOLD:
+        entries.append(entry)
 
 
 #: By the file of the report: several Gateways share the tapes of their run.
@@ -242,7 +230,7 @@ class TapeFilter(Filter):
         if exchange.is_tunnel:
             self._pass_unseen(f"a tunnel to {exchange.authority}", "its TLS is not opened")
             return None
-        taken = _taken(exchange, is_recorded=self._tapes.is_recording)
+        taken = _taken(exchange, is_recorded=bool(self._tapes.config.record_to))
         if exchange.request.upgrade:
             uri = self._tapes.masker.uri(taken.uri)
             self._pass_unseen(f"{exchange.request.upgrade.decode('latin-1')} of {uri}", "tapes have HTTP alone")
@@ -252,9 +240,9 @@ class TapeFilter(Filter):
 
     def _pass_unseen(self, what: str, why: str) -> None:
         if self._tapes.config.strict:
-            self._tapes.tell(self._tapes.report.missing, f"{what}: {why}")
+            tell(self._tapes.report.missing, f"{what}: {why}")
             raise Rejected(f"{what} is not on tape: {why}", remedy="replay without --strict to let it pass")
-        self._tapes.tell(self._tapes.report.unrecorded, f"{what}: {why}")
+        tell(self._tapes.report.unrecorded, f"{what}: {why}")
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """Whole, if it is compared with tapes; in pieces, if it is recorded."""
@@ -296,7 +284,7 @@ class TapeFilter(Filter):
         found = tapes.library.find(asked)
         if found is None:
             why = tapes.library.why_missing(asked)
-            tapes.tell(tapes.report.missing, f"{method} {uri}: {why}")
+            tell(tapes.report.missing, f"{method} {uri}: {why}")
             if tapes.config.strict:
                 raise Rejected(
                     f"not in the tapes: {why}",
@@ -350,14 +338,18 @@ class TapeFilter(Filter):
         if taken is None or not taken.is_recorded:
             return
         method = exchange.method.decode("latin-1")
-        what = f"{method} {self._tapes.masker.uri(taken.uri)}"
-        is_events = taken.response_fields is not None and _is_events(taken.response_fields)
-        if taken.response_fields is None:
-            self._tapes.tell(self._tapes.report.unrecorded, f"{what}: it has no answer")
+        fields = taken.response_fields
+        why = ""
+        if fields is None:
+            why = "it has no answer"
         elif taken.size > MAX_BODY:
-            self._tapes.tell(self._tapes.report.unrecorded, f"{what}: its bodies have more than {MAX_BODY >> 20} MiB")
-        elif taken.has_body and not taken.has_ended and not is_events:
-            self._tapes.tell(self._tapes.report.unrecorded, f"{what}: its answer broke off")
+            why = f"its bodies have more than {MAX_BODY >> 20} MiB"
+        elif taken.status > 599:
+            why = f"its status is {taken.status}"
+        elif taken.has_body and not taken.has_ended and media_type_of(fields) != EVENTS:
+            why = "its answer broke off"
+        if why:
+            tell(self._tapes.report.unrecorded, f"{method} {self._tapes.masker.uri(taken.uri)}: {why}")
         else:
             self._tapes.take(method, taken)
 
@@ -374,10 +366,6 @@ def _taken(exchange: Exchange, *, is_recorded: bool) -> _Taken:
 
 def _of(exchange: Exchange) -> _Taken | None:
     return exchange.state.get(_TAKEN)
-
-
-def _is_events(fields: Fields) -> bool:
-    return media_type(_headers(fields)) == "text/event-stream"
 
 
 def _headers(fields: Fields) -> Headers:
@@ -412,7 +400,7 @@ def interaction_of(method: str, taken: _Taken, took: float) -> Interaction:
     request, response = _decoded(asked, taken.request_fields), _decoded(answered, fields)
     coding = coding_of(fields) if response is not None else b""
     events: tuple[float, ...] = ()
-    if _is_events(fields) and response is not None:
+    if media_type_of(fields) == EVENTS and response:
         events = event_times(response, taken.pieces if not coding else [(took, len(response))])
     is_open = taken.has_body and not taken.has_ended and method == "GET"
     return Interaction(
@@ -439,24 +427,13 @@ def _kept(fields: Fields, *, keeps_coding: bool) -> Headers:
 
 def event_times(body: bytes, pieces: list[tuple[float, int]]) -> tuple[float, ...]:
     """When each event of a stream was complete: the time of the piece with its end."""
-    times, at = list[float](), 0
-    for end in ends_of_events(body):
-        while at < len(pieces) - 1 and pieces[at][1] < end:
-            at += 1
-        times.append(pieces[at][0] if pieces else 0.0)
-    return tuple(times)
+    last = len(pieces) - 1
+    return tuple(pieces[min(bisect_left(pieces, end, key=itemgetter(1)), last)][0] for end in ends_of_events(body))
 
 
 def ends_of_events(body: bytes) -> list[int]:
     """Behind the blank line of each event, and at the end."""
-    ends, at = list[int](), 0
-    plain = body.replace(b"\r\n", b"\0\n")  # of the same length
-    while (found := min((i for i in (plain.find(b"\n\n", at), plain.find(b"\n\0\n", at)) if i >= 0), default=-1)) >= 0:
-        at = found + (2 if plain[found + 1 : found + 2] == b"\n" else 3)
-        ends.append(at)
-    if at < len(body):
-        ends.append(len(body))
-    return ends
+    return sorted({*(found.end() for found in re.finditer(rb"\r?\n\r?\n", body)), len(body)} - {0})
 
 
 def response_of(found: Recording, request: Fields) -> LocalResponse:

@@ -11,10 +11,11 @@ import binascii
 import json
 import re
 from base64 import b64decode
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
-from urllib.parse import quote, unquote, unquote_plus, urlsplit
+from urllib.parse import quote, unquote_plus, urlsplit
 
 from egressproxy.ai.apis.streams import LenientEditor, framing_of
 from egressproxy.ai.content.entities import ENTITIES, KEYS, Redactor, scanner_of
@@ -22,17 +23,18 @@ from egressproxy.filters.credentials.backend_credential import CREDENTIAL_PARAME
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.model.fields import CREDENTIAL_FIELDS
 from egressproxy.model.secret import SecretBytes
-from egressproxy.tapes.tape import Headers, Interaction, is_json, value_of
+from egressproxy.tapes.tape import Headers, Interaction, boundary_of, is_json, value_of
 
 #: Addresses of machines and versions look alike, so a tape keeps them.
 _ENTITIES: Final = tuple(each for each in ENTITIES if each != "IP_ADDRESS")
 MARK: Final = "[SECRET]"
 _MARK_IN_URL: Final = "SECRET"
 _FIELDS: Final = frozenset((*CREDENTIAL_FIELDS, "proxy-authorization", "x-csrf-token", "x-xsrf-token"))
+#: Of credentials in fields: the word that stays.
+_SCHEMES: Final = frozenset(("basic", "bearer", "digest", "token", "bot", "apikey", "negotiate", "oauth", "dpop"))
 _COOKIES: Final = ("cookie", "set-cookie")
 _SESSION: Final = re.compile(r"(?:[\w-]+-)?session-id")
-#: Fields and members whose name says that the value is a credential. The value of a token is one if it is long: there
-#: are tokens of texts, too.
+#: Fields and members whose name says that the value is a credential.
 _NAMED: Final = re.compile(
     r"(?:.*[-_.])?(?:password|passwd|pwd|passphrase|secret|secrets|(?:api|secret|private|access|account|shared|signing|"
     r"encryption|client|subscription|auth|service)[-_]?keys?|credentials?|authorization|auth|cookies?|set-cookie|"
@@ -40,26 +42,33 @@ _NAMED: Final = re.compile(
     r"|apikey",
     re.IGNORECASE,
 )
-_TOKEN: Final = re.compile(r"(?:.*[-_.])?\w*token", re.IGNORECASE)
-_SIGNATURE: Final = re.compile(r"(?:.*-)?(?:signature|sig)")
-_NO_TOKEN: Final = re.compile(r".*(?:page|next|continuation|cursor|pad|eos|bos|sync|ratelimit).*", re.IGNORECASE)
+#: The value of these is one if it is long: there are tokens of texts, too.
+_TOKEN: Final = re.compile(
+    r"(?!.*(?:page|next|continuation|cursor|pad|eos|bos|sync|ratelimit))(?:.*[-_.])?\w*token|(?:.*-)?(?:signature|sig)",
+    re.IGNORECASE,
+)
+#: Of fields and parameters alone; members of JSON have keys of many kinds.
+_KEY: Final = re.compile(r"(?!.*(?:idempotency|cache|surrogate|routing|partition|websocket)).+[-_]key", re.IGNORECASE)
 _PARAMETERS: Final = frozenset(
     (
         *(each.decode() for each in CREDENTIAL_PARAMETERS), "token", "id_token", "refresh_token", "client_secret",
         "password", "secret", "sig", "signature", "code", "code_verifier", "code_challenge", "state", "nonce", "auth",
         "assertion", "client_assertion", "jwt", "x-amz-signature", "x-amz-credential", "x-amz-security-token",
-        "x-goog-signature", "x-goog-credential", "awsaccesskeyid", "googleaccessid", "hapikey", "appid",
+        "x-goog-signature", "x-goog-credential", "awsaccesskeyid", "googleaccessid", "hapikey", "appid", "session_id",
+        "sessionid", "jsessionid", "phpsessid", "sid",
     )
 )  # fmt: skip
-_ANY_PARAMETER: Final = "|".join(map(re.escape, sorted(_PARAMETERS, key=len, reverse=True)))
-_IN_URLS: Final = re.compile(rf"([?&;](?:{_ANY_PARAMETER})=)[^&;\s\"'<>#\\]+", re.IGNORECASE)
-_USER_INFO: Final = re.compile(r"(://)[^/@\s\"':]{1,256}:[^/@\s\"']{1,512}@")
+#: A parameter of a URL in a text.
+_IN_URLS: Final = re.compile(r"([?&;#])([\w.%\[\]-]{1,128}=[^&;?#\s\"'<>\\]+)")
+_URL_PIECES: Final = re.compile(r"([/?&;=])")
+_USER_INFO: Final = re.compile(r"(://)[^/?#@\s\"'<>]{1,768}@")
 #: Keys in the path: Telegram's bots, and the webhooks of Slack and Discord.
 _PATH_KEYS: Final = re.compile(
     r"(/bot)\d+:[\w-]{20,}|(/services/)T\w+/B\w+/\w+|(/api/webhooks/)\d+/[\w-]+", re.IGNORECASE
 )
+_ELEMENT: Final = re.compile(r"(<(?:[\w-]+:)?([\w.-]+)(?: [^<>]*)?>)([^<>]{1,8192})(?=</)")
 _TEXT: Final = re.compile(
-    r"text/.*|application/(?:.*\+)?xml|application/(?:x-)?(?:javascript|yaml|ndjson|jsonl|graphql).*"
+    r"|text/.*|application/(?:.*\+)?xml|application/(?:x-)?(?:javascript|yaml|ndjson|jsonl|graphql|json-seq).*"
 )
 #: What servers of packages, images and repositories tell, which has digests elsewhere.
 _DIGESTED: Final = re.compile(r"application/(?:vnd\.(?:pypi|docker|oci)\b.*|x-git-.*)")
@@ -67,10 +76,14 @@ _MAX_LEARNT: Final = 200
 _MAX_NAMES: Final = 10_000
 #: Nothing that is looked for has so few characters.
 _SHORTEST: Final = 6
-#: A number of a card or an account, in digits.
-_LONG_NUMBER: Final = 10**12
-#: A credential of fewer characters, of letters alone, may be a word of the language.
+#: A token has so many characters, and so does a credential of letters alone that is no word of the language.
+_LONG: Final = 16
 _NO_WORD: Final = 20
+#: A number of a card or an account, and one that is a secret, in digits.
+_LONG_NUMBER: Final = 10**12
+_SECRET_NUMBER: Final = 10**3
+#: What an object of a schema has, which tells of a secret without having one.
+_SCHEMA: Final = frozenset(("type", "$ref", "description"))
 
 
 class Masker:
@@ -83,78 +96,89 @@ class Masker:
         self._learnt: dict[bytes, None] = {}
         self._mask: Mask | None = None
         self._sessions: dict[str, str] = {}
-        self._names: dict[str, str] = {}  # of members of JSON, masked
+        self._name = lru_cache(_MAX_NAMES)(lambda name: self._scanner.replaced(name, _mark_of))  # of a member
 
     def interaction(self, found: Interaction) -> Interaction:
         """The exchange without credentials and personal data."""
         uri, headers, body = self._request(found.uri, found.request_headers, found.request_body)
-        answer_headers = self._headers(found.headers)
+        phrase, answer_headers = self._text(found.phrase), self._headers(found.headers)
         answer = self._body(found.body, value_of(found.headers, "content-type"))
         return replace(
             found,
-            uri=self._known_text(uri), request_headers=self._known_headers(headers), request_body=self._known(body),
-            headers=self._known_headers(answer_headers), body=self._known(answer),
+            uri=self._known_text(uri), request_headers=self._known_headers(headers), request_body=self.known(body),
+            phrase=self._known_text(phrase), headers=self._known_headers(answer_headers), body=self.known(answer),
         )  # fmt: skip
-
-    def has_known(self, text: str) -> bool:
-        """Whether the text has a credential of any exchange until now."""
-        data = text.encode()
-        return self._known(data) != data
 
     def request(self, uri: str, headers: Headers, body: bytes) -> tuple[str, Headers, bytes]:
         """The same of a request alone: URI, fields and body."""
         uri, headers, body = self._request(uri, headers, body)
-        return self._known_text(uri), self._known_headers(headers), self._known(body)
+        return self._known_text(uri), self._known_headers(headers), self.known(body)
 
     def _request(self, uri: str, headers: Headers, body: bytes) -> tuple[str, Headers, bytes]:
-        media = value_of(headers, "content-type")
-        return self.uri(uri), self._headers(headers), self._body(body, media)
+        return self.uri(uri), self._headers(headers), self._body(body, value_of(headers, "content-type"))
 
     # --- what was seen before ----------------------------------------------------------------------------------------
-    def _learn(self, value: str) -> None:
-        """Remember a credential that no innocent text has."""
-        data = value.strip().encode()
-        has_digit, has_letter = re.search(rb"\d", data), re.search(rb"[A-Za-z]", data)
-        is_distinct = len(data) >= _NO_WORD or (has_digit and has_letter)
-        if len(data) < MIN_SECRET or not is_distinct or data in self._learnt or value.strip() in (MARK, _MARK_IN_URL):
-            return
-        self._learnt[data] = None
-        if len(self._learnt) > _MAX_LEARNT:
-            del self._learnt[next(iter(self._learnt))]
-        self._mask = Mask(*map(SecretBytes, self._learnt), shown=MARK.encode())
-
-    def _known(self, data: bytes) -> bytes:
+    def known(self, data: bytes) -> bytes:
+        """The data without the credentials of all exchanges until now; the same object if there is none."""
         return data if self._mask is None else self._mask.apply(data)
 
     def _known_text(self, text: str) -> str:
-        return self._known(text.encode()).decode("utf-8", "replace").replace(MARK, _MARK_IN_URL)
+        return self.known(text.encode()).decode("utf-8", "replace").replace(MARK, _MARK_IN_URL)
 
     def _known_headers(self, headers: Headers) -> Headers:
-        return [(name, self._known(value.encode()).decode("utf-8", "replace")) for name, value in headers]
+        return [(name, self.known(value.encode()).decode("utf-8", "replace")) for name, value in headers]
+
+    def _learn(self, value: str) -> None:
+        """Remember a credential that no innocent text has."""
+        data = value.strip().encode("utf-8", "replace")
+        is_mixed = re.search(rb"\d", data) and re.search(rb"[A-Za-z]", data)
+        if len(data) < (MIN_SECRET if is_mixed else _NO_WORD) or value.strip() in (MARK, _MARK_IN_URL):
+            return
+        if data not in self._learnt:
+            self._learnt[data] = None
+            if len(self._learnt) > _MAX_LEARNT:
+                del self._learnt[next(iter(self._learnt))]
+            self._mask = Mask(*map(SecretBytes, self._learnt), shown=MARK.encode())
 
     # --- heads -------------------------------------------------------------------------------------------------------
     def uri(self, uri: str) -> str:
         """The URI with its credentials masked."""
         parts = urlsplit(uri)
         path = _PATH_KEYS.sub(lambda found: f"{next(filter(None, found.groups()))}{_MARK_IN_URL}", parts.path)
-        if self._keys.spans(unquote(path)):
-            path = quote(self._keys.replaced(unquote(path), self._in_url), safe="/:@!$&'()*+,;=~")
-        pairs = [self._parameter(each) for each in parts.query.split("&")] if parts.query else []
-        query = "&".join(pairs)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], path=path, query=query, fragment="").geturl()
+        path = _IN_URLS.sub(self._in_url, path)
+        made = parts._replace(
+            netloc=parts.netloc.rpartition("@")[2], path="".join(map(self._piece, _URL_PIECES.split(path))),
+            query=self._pairs(parts.query), fragment="",
+        )  # fmt: skip
+        return made.geturl()
 
-    def _parameter(self, pair: str) -> str:
+    def _piece(self, piece: str) -> str:
+        """A piece of a URL: keys alone are looked for."""
+        plain = unquote_plus(piece)
+        masked = self._keys.replaced(plain, self._key)
+        return piece if masked == plain else _quoted(masked)
+
+    def _key(self, entity: str, value: str) -> str:
+        self._learn(value)
+        return _mark_of(entity, value)
+
+    def _in_url(self, found: re.Match[str]) -> str:
+        return f"{found.group(1)}{self._pair(found.group(2))}"
+
+    def _pairs(self, query: str) -> str:
+        """Of a query or a form."""
+        return "&".join(map(self._pair, query.split("&")))
+
+    def _pair(self, pair: str) -> str:
         name, sign, value = pair.partition("=")
-        plain, plain_name = unquote_plus(value), unquote_plus(name)
-        if value and (plain_name.lower() in _PARAMETERS or _NAMED.fullmatch(plain_name) is not None):
+        if not sign:
+            return self._piece(pair)
+        plain = unquote_plus(value)
+        if plain and _is_secret(unquote_plus(name), plain, of_head=True):
             self._learn(plain)
-            return f"{name}{sign}{_MARK_IN_URL}"
-        return f"{name}{sign}{self._scanner.replaced(plain, self._in_url)}" if self._scanner.spans(plain) else pair
-
-    def _in_url(self, entity: str, value: str) -> str:
-        if entity in KEYS:
-            self._learn(value)
-        return _MARK_IN_URL if entity in KEYS else entity
+            return f"{name}={_MARK_IN_URL}"
+        masked = self._said(plain)
+        return pair if masked == plain else f"{name}={_quoted(masked)}"
 
     def _headers(self, headers: Headers) -> Headers:
         return [(name, self._field(name.lower(), value)) for name, value in headers]
@@ -166,25 +190,25 @@ class Masker:
             if re.fullmatch(r"session-\d+", value):
                 return value  # of a tape that is played
             return self._sessions.setdefault(value, f"session-{len(self._sessions) + 1}")
-        is_named = name in _FIELDS or (_NAMED.fullmatch(name) is not None and len(value) >= MIN_SECRET)
-        is_token = _is_token(name) or _SIGNATURE.fullmatch(name) is not None
-        if is_named or (is_token and len(value) >= 16 and not value.isdigit()):
-            scheme, blank, rest = value.partition(" ")
-            if blank and scheme.isalpha():
-                self._learn_login(scheme, rest)
-                return f"{scheme} {MARK}"
+        if name not in _FIELDS and not _is_secret(name, value, of_head=True):
+            return self._text(value)
+        scheme, blank, rest = value.partition(" ")
+        if not blank or scheme.lower() not in _SCHEMES:
             self._learn(value)
             return MARK
-        return self._text(value)
-
-    def _learn_login(self, scheme: str, value: str) -> None:
-        self._learn(value)
+        self._learn(rest)
         if scheme.lower() == "basic":
-            try:
-                login = b64decode(value, validate=True).decode()
-            except (binascii.Error, UnicodeDecodeError):
-                return
-            self._learn(login.partition(":")[2])
+            self._learn_login(rest)
+        return f"{scheme} {MARK}"
+
+    def _learn_login(self, value: str) -> None:
+        try:
+            user, _, password = b64decode(value, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return
+        self._learn(password)
+        if len(password) < MIN_SECRET:
+            self._learn(user)  # as of Stripe and GitHub, whose key is the user
 
     def _cookies(self, value: str, *, is_set: bool) -> str:
         """Names and attributes stay."""
@@ -200,82 +224,86 @@ class Masker:
     # --- bodies ------------------------------------------------------------------------------------------------------
     def _body(self, body: bytes, content_type: str) -> bytes:
         media = content_type.partition(";")[0].strip().lower()
-        if not body:
-            return body
-        if media == "multipart/form-data":
+        if not body or _DIGESTED.fullmatch(media) is not None:
+            return self._binary(body)
+        if media.startswith("multipart/"):
             return self._multipart(body, content_type)
-        if _DIGESTED.fullmatch(media) is not None:
-            return self._binary(body)
-        try:
-            text = body.decode()
-        except UnicodeDecodeError:
-            return self._binary(body)
-        if media == "application/x-www-form-urlencoded":
-            return "&".join(self._form_pair(each) for each in text.split("&")).encode()
         if media == "text/event-stream":
             return self._stream(body)
-        if is_json(media) or (not media and text.lstrip()[:1] in ("{", "[")):
-            return self._json(text).encode()
-        if "ndjson" in media or "jsonl" in media:
-            return "\n".join(map(self._json, text.split("\n"))).encode()
-        return self._text(text).encode() if not media or _TEXT.fullmatch(media) is not None else self._binary(body)
+        is_form = media == "application/x-www-form-urlencoded"
+        is_text = is_form or is_json(media) or _TEXT.fullmatch(media) is not None
+        coding: str = json.detect_encoding(body) if is_json(media) else "utf-8"
+        try:
+            text = body.decode(coding)
+        except UnicodeDecodeError:
+            if not is_text:
+                return self._binary(body)
+            text, coding = body.decode("latin-1"), "latin-1"
+        if is_form:
+            made = self._pairs(text)
+        elif "ndjson" in media or "jsonl" in media or "json-seq" in media:
+            made = "\n".join(map(self._said, text.split("\n")))
+        elif is_text or _begins_json(text):
+            made = self._said(text)
+        else:
+            return self._binary(body)
+        return body if made == text else made.encode(coding, "replace")
+
+    def _said(self, text: str) -> str:
+        """A text, which may be JSON."""
+        if not _begins_json(text):
+            return self._text(text)
+        twice: list[str] = []
+        try:
+            value = json.loads(text.strip("\x1e\ufeff"), object_pairs_hook=lambda pairs: _object(pairs, twice))
+            made = self._value(value, "")
+            return text if made == value and not twice else json.dumps(made, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return self._text(text)
 
     def _text(self, text: str) -> str:
         if len(text) < _SHORTEST:
             return text
-        text = _USER_INFO.sub(lambda found: f"{found.group(1)}{MARK}@", text)
-        text = _IN_URLS.sub(lambda found: f"{found.group(1)}{_MARK_IN_URL}", text)
+        for span in self._keys.spans(text):
+            self._learn(text[span.start : span.end])
+        text = _USER_INFO.sub(rf"\g<1>{MARK}@", text)
+        text = _IN_URLS.sub(self._in_url, text)
+        if "</" in text:
+            text = _ELEMENT.sub(self._element, text)
         return self._redactor(text) if not text.isdigit() else self._scanner.replaced(text, _mark_of)
 
-    def _json(self, text: str) -> str:
-        try:
-            value = json.loads(text)
-            made = self._value(value, "")
-            return text if made == value else json.dumps(made, ensure_ascii=False)
-        except (ValueError, RecursionError):
-            return self._text(text)
+    def _element(self, found: re.Match[str]) -> str:
+        """Of XML."""
+        return f"{found.group(1)}{self._member(found.group(2), found.group(3))}"
 
     def _value(self, value: Any, name: str) -> Any:
+        """`name` is that of the member which has the value, or of one above whose name says that it is secret."""
         if isinstance(value, dict):
+            above = name if _NAMED.fullmatch(name) is not None and not value.keys() & _SCHEMA else ""
+            told = value.get("name", value.get("key"))  # in a list of names and values
             made: dict[str, Any] = {}
             for key, each in value.items():
                 masked = self._name(key)
-                made[masked if masked not in made else f"{masked} {len(made)}"] = self._value(each, key)
+                own = told if key == "value" and isinstance(told, str) else key
+                made[masked if masked not in made else f"{masked} {len(made)}"] = self._value(each, above or own)
             return made
         if isinstance(value, list):
             return [self._value(each, name) for each in value]
         if isinstance(value, str):
             return self._member(name, value)
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _LONG_NUMBER:
-            found = self._scanner.spans(str(abs(value)))
-            return 0 if found and found[0].end - found[0].start == len(str(abs(value))) else value
-        return value
-
-    def _name(self, key: str) -> str:
-        found = self._names.get(key)
-        if found is None:
-            found = self._scanner.replaced(key, _mark_of)
-            if len(self._names) < _MAX_NAMES:
-                self._names[key] = found
-        return found
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+            return value
+        number = abs(int(value))
+        if number >= _SECRET_NUMBER and _NAMED.fullmatch(name) is not None:
+            return 0
+        found = self._scanner.spans(str(number)) if number >= _LONG_NUMBER else []
+        return 0 if found and found[0].end - found[0].start == len(str(number)) else value
 
     def _member(self, name: str, value: str) -> str:
-        is_long = len(value) >= 16 and " " not in value
-        if value and name and (_NAMED.fullmatch(name) is not None or (is_long and _is_token(name))):
-            self._learn(value)
-            return MARK
-        for span in self._keys.spans(value):
-            self._learn(value[span.start : span.end])
-        return self._text(value)
-
-    def _form_pair(self, pair: str) -> str:
-        name, sign, value = pair.partition("=")
-        plain = unquote_plus(value)
-        if value and (unquote_plus(name).lower() in _PARAMETERS or self._member(unquote_plus(name), plain) == MARK):
-            self._learn(plain)
-            return f"{name}{sign}{_MARK_IN_URL}"
-        masked = self._text(plain)
-        return pair if masked == plain else f"{name}{sign}{masked.replace('&', '%26').replace(' ', '+')}"
+        if not value or not _is_secret(name, value):
+            return self._said(value)
+        self._learn(value)
+        return MARK
 
     def _stream(self, body: bytes) -> bytes:
         """Event by event, and each text of an AI answer across its events."""
@@ -285,7 +313,7 @@ class Masker:
 
         def replace_in(entity: str, value: str) -> str:
             hits.append(entity)
-            return _mark_of(entity, value)
+            return self._key(entity, value) if entity in KEYS else _mark_of(entity, value)
 
         editor = LenientEditor(framing, lambda channel: self._scanner.stream(replace_in))
         edited = editor.feed(body) + editor.end()
@@ -294,40 +322,65 @@ class Masker:
 
     def _line(self, line: str) -> str:
         name, sign, value = line.partition(":")
-        if name != "data" or not sign:
-            return line
+        if name != "data" or not value.strip():
+            return self._text(line)
         blank = " " if value.startswith(" ") else ""
         end = "\r" if value.endswith("\r") else ""
-        return f"data:{blank}{self._json(value.strip())}{end}" if value.strip() else line
+        return f"{name}{sign}{blank}{self._said(value.strip())}{end}"
 
     def _multipart(self, body: bytes, content_type: str) -> bytes:
-        found = re.search(r"boundary=\"?([^\";]+)", content_type)
-        if found is None:
+        boundary = boundary_of(content_type)
+        if not boundary:
             return self._binary(body)
-        mark = b"--" + found.group(1).encode()
-        return mark.join(self._part(each) for each in body.split(mark))
+        mark = b"--" + boundary
+        return mark.join(map(self._part, body.split(mark)))
 
     def _part(self, part: bytes) -> bytes:
-        head, blank, content = part.partition(b"\r\n\r\n")
-        if not blank:
-            return part
-        fields = head.decode("utf-8", "replace")
-        content, end = (content[:-2], b"\r\n") if content.endswith(b"\r\n") else (content, b"")
-        name = re.search(r'\bname="([^"]*)"', fields)
-        media = re.search(r"(?im)^content-type:\s*(\S+)", fields)
-        masked = self._body(content, media.group(1) if media is not None else "")
-        if name is not None and media is None:
-            with suppress(UnicodeDecodeError):
-                masked = self._member(name.group(1), content.decode()).encode()
-        return self._text(fields).encode() + blank + masked + end
+        blank = re.search(rb"\r?\n\r?\n", part)
+        if blank is None:
+            return self._binary(part)
+        fields, content = part[: blank.start()].decode("utf-8", "replace"), part[blank.end() :]
+        end = b"\r\n" if content.endswith(b"\r\n") else b"\n" if content.endswith(b"\n") else b""
+        content = content.removesuffix(end)
+        name = re.search(r'\bname="?([^";\r\n]*)', fields)
+        media = re.search(r"(?im)^content-type:\s*([^\r\n]+)", fields)
+        said = content.decode("latin-1")
+        if name is not None and content and _is_secret(name.group(1), said, of_head=True):
+            self._learn(content.decode("utf-8", "replace"))
+            content = MARK.encode()
+        else:
+            content = self._body(content, media.group(1) if media is not None else "")
+        return self._text(fields).encode() + blank.group() + content + end
 
     def _binary(self, body: bytes) -> bytes:
         """Keys alone, whose length stays: the rest may be signed or have a digest elsewhere."""
         return self._keys.replaced(body.decode("latin-1"), lambda _entity, value: "*" * len(value)).encode("latin-1")
 
 
-def _is_token(name: str) -> bool:
-    return _TOKEN.fullmatch(name) is not None and _NO_TOKEN.fullmatch(name) is None
+def _is_secret(name: str, value: str, *, of_head: bool = False) -> bool:
+    """Whether the name says that the value is a credential. `of_head`: of a field, a parameter or a form."""
+    if _NAMED.fullmatch(name) is not None or (of_head and name.lower() in _PARAMETERS):
+        return True
+    if len(value) < _LONG or " " in value or value.isdigit():
+        return False
+    return _TOKEN.fullmatch(name) is not None or (of_head and _KEY.fullmatch(name) is not None)
+
+
+def _begins_json(text: str) -> bool:
+    return text.lstrip("\x1e\ufeff \t\r\n")[:1] in ("{", "[")
+
+
+def _object(pairs: Sequence[tuple[str, Any]], twice: list[str]) -> dict[str, Any]:
+    """An object, of which readers of JSON take the last of equal names, which are told."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice.append("")
+    return made
+
+
+def _quoted(masked: str) -> str:
+    """In a URL, with marks that need no escapes."""
+    return quote(re.sub(r"\[([A-Z_]+)\]", r"\1", masked), safe="/:@!$'()*,~")
 
 
 def _mark_of(entity: str, _value: str) -> str:

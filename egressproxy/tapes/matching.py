@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from egressproxy.tapes.tape import Headers, Interaction, TapeError, is_json, media_type, value_of
+from egressproxy.tapes.tape import Headers, Interaction, TapeError, boundary_of, is_json, media_type, value_of
 
 #: Members that clients fill anew in each run: traces of agents' SDKs, keys of idempotency, and who asks.
 IGNORED: Final = (
@@ -117,8 +117,8 @@ def _body(rules: Rules, headers: Headers, body: bytes) -> Any:
 
 
 def _without_boundary(body: bytes, headers: Headers) -> bytes:
-    found = re.search(r"boundary=\"?([^\";]+)", value_of(headers, "content-type"))
-    return body if found is None else body.replace(found.group(1).encode(), b"boundary")
+    boundary = boundary_of(value_of(headers, "content-type"))
+    return body.replace(boundary, b"boundary") if boundary else body
 
 
 def _steady_value(value: Any) -> Any:

@@ -10,15 +10,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
+from zlib import crc32
 
 import yaml
 
 from egressproxy.model.fields import TOKEN
 from egressproxy.net.durable_file import replace_file
+from egressproxy.protocols.http1.writer import PHRASES
 
 _DUMPER: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -28,6 +29,10 @@ _NOT_IN_A_BLOCK: Final = re.compile(
 )
 _JSON: Final = re.compile(r"application/(?:[\w.-]+\+)?json|text/json", re.IGNORECASE)
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+#: In characters, of the host in the name of a file.
+_MAX_NAME: Final = 200
+#: Of a wrong value in messages.
+_SHOWN: Final = 80
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _HEAD: Final = "version: 1\ninteractions:\n"
 
@@ -77,10 +82,6 @@ class Interaction:
         return replace(self, request_body=asked, body=body)
 
     @property
-    def host(self) -> str:
-        return urlsplit(self.uri).netloc.lower()
-
-    @property
     def is_stream(self) -> bool:
         return media_type(self.headers) == "text/event-stream"
 
@@ -98,11 +99,28 @@ def is_json(media: str) -> bool:
     return _JSON.fullmatch(media) is not None
 
 
+def boundary_of(content_type: str) -> bytes:
+    """What parts a body of multipart, or b""."""
+    found = re.search(r"boundary=\"?([^\";]+)", content_type, re.IGNORECASE)
+    return b"" if found is None else found.group(1).encode()
+
+
 def file_name(uri: str) -> str:
     """The file of the tape with this URI: its host, with a port that is not the usual one."""
     parts = urlsplit(uri)
     port = "" if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f"_{parts.port}"
-    return re.sub(r"[^a-z0-9._-]", "_", (parts.hostname or "unknown").lower()).lstrip(".") + port + ".yaml"
+    host = re.sub(r"[^a-z0-9._-]", "_", (parts.hostname or "").lower()).lstrip(".") or "unknown"
+    if len(host) > _MAX_NAME:
+        host = f"{host[:_MAX_NAME]}-{crc32(host.encode()):08x}"
+    return f"{host}{port}.yaml"
+
+
+def checked_uri(uri: Any) -> str:
+    """The URI of a request. Raises ValueError for what is none of http or https."""
+    parts = urlsplit(str(uri))
+    if not isinstance(uri, str) or parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.port == 0:
+        raise ValueError(f"request.uri is {shortened(uri)}: write a URL of http or https")
+    return uri
 
 
 def _readable(body: bytes, media: str) -> bytes:
@@ -137,6 +155,11 @@ class _Line(list[Any]):
 
 class _Dumper(_DUMPER):  # type: ignore[misc,valid-type]
     pass
+
+
+class _Loader(_LOADER):  # type: ignore[misc,valid-type]
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Refuses `<<`, by which a few lines become a mapping that is longer than memory."""
 
 
 _Dumper.add_representer(_Text, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), "|"))
@@ -177,9 +200,9 @@ def _value(body: bytes) -> str | bytes:
         text = body.decode()
     except UnicodeDecodeError:
         return body
-    if "\x00" in text or (_NOT_IN_A_BLOCK.search(text) is not None and text.count("\n") < len(text) // 400):
-        return body if "\x00" in text else text
-    return text if _NOT_IN_A_BLOCK.search(text) is not None or "\n" not in text else _Text(text)
+    if "\x00" in text:
+        return body
+    return text if "\n" not in text or _NOT_IN_A_BLOCK.search(text) is not None else _Text(text)
 
 
 def _mapping(headers: Headers) -> dict[str, list[str]]:
@@ -209,30 +232,19 @@ def read_folder(folder: Path) -> list[Interaction]:
 def read(path: Path) -> list[Interaction]:
     """The interactions of a tape, also of one that vcrpy has written. Raises TapeError."""
     try:
-        return parsed(path.read_bytes(), path)
+        data = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 (a safe loader)
     except OSError as error:
         raise TapeError(f"{path}: {error.strerror or error}") from None
-
-
-def parsed_entries(entries: Iterable[str], path: Path) -> list[Interaction]:
-    """The interactions of these entries, as `written` has them."""
-    return parsed((_HEAD + "".join(entries)).encode(), path)
-
-
-def parsed(text: bytes, path: Path) -> list[Interaction]:
-    """The interactions of the text of a tape. Raises TapeError."""
-    try:
-        data = yaml.load(text, Loader=_LOADER)  # noqa: S506 (a safe loader)
     except RecursionError:
         raise TapeError(f"{path}: its values are too deep") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:  # as of `!!bool x`
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark is not None else ""
         raise TapeError(f"{path}{where}: this is not YAML: {getattr(error, 'problem', None) or error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("interactions", 0), list | None):
         raise TapeError(f"{path}: this is no tape: it has no list `interactions`")
     if data.get("version") != 1:
-        raise TapeError(f"{path}: version is {data.get('version')!r}; tapes have version 1")
+        raise TapeError(f"{path}: version is {shortened(data.get('version'))}; tapes have version 1")
     return list(_interactions(path, data.get("interactions") or []))
 
 
@@ -250,31 +262,34 @@ def _interaction(entry: Any, file: str, number: int) -> Interaction:
     status = response["status"]
     code = status["code"]
     if not isinstance(code, int) or not 200 <= code <= 599:
-        raise ValueError(f"response.status.code is {code!r}: write a number from 200 to 599")
-    uri = request["uri"]
-    if urlsplit(uri).scheme not in _DEFAULT_PORTS or not urlsplit(uri).hostname:
-        raise ValueError(f"request.uri is {uri!r}: write a URL of http or https")
+        raise ValueError(f"response.status.code is {shortened(code)}: write a number from 200 to 599")
     return Interaction(
-        str(request["method"]), uri, _pairs(request.get("headers")), _bytes(request.get("body"), "request.body"),
-        code, str(status.get("message") or _phrase(code)), _pairs(response.get("headers")),
+        _scalar(request["method"]), checked_uri(request["uri"]), _pairs(request.get("headers")),
+        _bytes(request.get("body"), "request.body"),
+        code, _scalar(status.get("message")) or PHRASES.get(code, b"").decode(), _pairs(response.get("headers")),
         _bytes((response.get("body") or {}).get("string"), "response.body.string"),
-        str(extra.get("began", "")), float(extra.get("took", 0.0)), str(extra.get("coding", "")),
-        tuple(float(each) for each in extra.get("events", ())), bool(extra.get("open", False)), file, number,
+        _scalar(extra.get("began")), float(extra.get("took", 0.0)), _scalar(extra.get("coding")),
+        tuple(map(float, extra.get("events", ()))), bool(extra.get("open", False)), file, number,
     )  # fmt: skip
 
 
-def _phrase(code: int) -> str:
-    try:
-        return HTTPStatus(code).phrase
-    except ValueError:
-        return ""
+def _scalar(value: Any) -> str:
+    """Text in one line; a list that repeats others by aliases may be longer than memory. Raises ValueError."""
+    if (
+        isinstance(value, dict | list | bytes)
+        or _CONTROL.search(text := "" if value is None else str(value)) is not None
+    ):
+        raise ValueError(f"{shortened(value)} is no text of one line")
+    return text
+
+
+def shortened(value: Any) -> str:
+    return repr(value)[:_SHOWN] if isinstance(value, str | int | float | None) else type(value).__name__
 
 
 def _bytes(value: Any, where: str) -> bytes:
-    if value is None:
-        return b""
-    if isinstance(value, bytes):
-        return value
+    if value is None or isinstance(value, bytes):
+        return value or b""
     if isinstance(value, str):
         return value.encode()
     raise ValueError(f"{where} is {type(value).__name__}: write text, or !!binary")
@@ -282,15 +297,9 @@ def _bytes(value: Any, where: str) -> bytes:
 
 def _pairs(headers: Any) -> Headers:
     found: Headers = []
-    for name, value in _listed(headers):
-        if not TOKEN.fullmatch(name.encode()) or _CONTROL.search(value) is not None:
-            raise ValueError(f"field {name!r} has a name or a value that HTTP does not allow")
-        found.append((name, value))
-    return found
-
-
-def _listed(headers: Any) -> Headers:
-    found: Headers = []
     for name, values in (headers or {}).items():
-        found += [(str(name), str(value)) for value in (values if isinstance(values, list) else [values])]
+        for value in map(_scalar, values if isinstance(values, list) else [values]):
+            if not isinstance(name, str) or not TOKEN.fullmatch(name.encode()):
+                raise ValueError(f"field {shortened(name)} has a name that HTTP does not allow")
+            found.append((name, value))
     return found

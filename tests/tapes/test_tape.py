@@ -27,6 +27,15 @@ FOUND = Interaction(
 )  # fmt: skip
 
 
+#: Of a stranger: URI, phrase, fields.
+ONE = """a: &a x
+version: 1
+interactions:
+- request: {method: GET, uri: '%s'}
+  response: {status: {code: 200, message: "%s"}, headers: %s}
+"""
+
+
 def tape(folder: Path, *found: Interaction, name: str = "api.example.com.yaml") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / name, [written(each.readable()) for each in found])
@@ -103,9 +112,22 @@ def test_every_body_comes_back_as_it_was(body: bytes):
             "version: 1\ninteractions: [{request: {method: GET, uri: 'http://x'}, response: {status: {code: 99}}}]",
             "write a number from 200 to 599",
         ),
+        ("version: 1\nx: !!python/object/apply:os.abort []", ":2: this is not YAML"),
+        ("version: 1\nx: !!bool x", "this is not YAML"),
+        ("version: 1\nx: 2026-13-45", "this is not YAML"),
+        (f"version: 1\nx: {'9' * 5000}", "this is not YAML"),
+        ("a: &a {x: 1}\nb: {<<: [*a, *a]}", "this is not YAML"),
+        (ONE % ("http://x", "OK\\r\\nset-cookie: a=1", "{}"), "'OK\\r\\nset-cookie: a=1' is no text of one line"),
+        (ONE % ("http://x", "OK", "{x: [[*a, *a]]}"), "list is no text of one line"),
+        (ONE % ("http://x", "OK", "{x: ['a', \"b\\nc: d\"]}"), "'b\\nc: d' is no text of one line"),
+        (ONE % ("http://x", "OK", "{'x y': z}"), "'x y' has a name that HTTP does not allow"),
+        (ONE % ("http://x:99999", "OK", "{}"), "Port out of range"),
     ],
-    ids=["yaml", "list", "version", "response", "uri", "status"],
-)
+    ids=[
+        "yaml", "list", "version", "response", "uri", "status", "tag", "value", "date", "number", "merge", "phrase",
+        "nested", "lines", "name", "port",
+    ],
+)  # fmt: skip
 def test_a_wrong_tape_is_told_with_its_place(tmp_path: Path, text: str, told: str):
     path = tmp_path / "a.yaml"
     path.write_text(text, "utf-8")
@@ -124,8 +146,10 @@ def test_a_wrong_tape_is_told_with_its_place(tmp_path: Path, text: str, told: st
         ("http://api.example.com:8443/", "api.example.com_8443.yaml"),
         ("http://[::1]:80/", "__1.yaml"),
         ("http://..hidden/", "hidden.yaml"),
+        ("http://.../", "unknown.yaml"),
+        (f"http://{'a' * 250}:8080/", f"{'a' * 200}-8067db82_8080.yaml"),
     ],
-    ids=["host", "usual-port", "port", "address", "dots"],
+    ids=["host", "usual-port", "port", "address", "hidden", "dots", "long"],
 )
 def test_a_host_has_a_file(uri: str, name: str):
     assert file_name(uri) == name
