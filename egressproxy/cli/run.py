@@ -23,7 +23,7 @@ from egressproxy.cli.options import ConfigByOption, admin_option, bind_option, c
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.serving import begin
 from egressproxy.cli.serving_options import MAX_DRAIN_S, serving_options
-from egressproxy.cli.tape_options import TAPE_OPTIONS, check_tapes, tape_options, tape_run, with_tapes
+from egressproxy.cli.tape_options import TAPE_OPTIONS, tape_options, with_tapes
 from egressproxy.config.otlp_environment import OPTION, SIGNALS_OPTION, otlp_settings, signals_of
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.model.unix_socket import SCHEME, parse_unix_socket
@@ -298,9 +298,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     from egressproxy.cli.wrapped_command import run_wrapped
 
     settings = ClientSettings(no_proxy=clients["no_proxy"], base_urls=clients["base_urls"])
-    tapes = tape_run(taped) if check_tapes(taped, options) else None
-    if tapes is not None:
-        options = with_tapes(options, tapes)
+    options, tapes = with_tapes(taped, options)
     sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener, tapes))
 
 

@@ -16,8 +16,6 @@ from egressproxy.run_options import RunOptions
 if TYPE_CHECKING:
     from egressproxy.tapes import Run
 
-#: The Gateway of a run without a configuration.
-_GATEWAY: Final = ("tapes", "egressproxy")
 _NAME: Final = re.compile(r"[\w-][\w.-]*")
 
 
@@ -60,53 +58,40 @@ tape_options: Decorator = together(
 TAPE_OPTIONS: Final = ("record_to", "replay_from", "tape", "strict", "rhythm", "ignore_body", "ignore_query")
 
 
-def check_tapes(given: dict[str, Any], options: RunOptions) -> bool:
-    """Whether the run has tapes. Raises click.UsageError for options that do not fit together."""
-    replays = given["replay_from"] is not None
-    has_tapes = replays or given["record_to"] is not None
-    if not has_tapes and given["tape"]:
-        raise click.UsageError("--tape is for --record and --replay")
+def with_tapes(given: dict[str, Any], options: RunOptions) -> tuple[RunOptions, Run | None]:
+    """The options of a gateway with the tapes that are `given`, and their run; None without. Without a configuration it
+    is an open forward proxy. Raises click.UsageError.
+    """
+    record_to, replay_from, tape = (given[name] for name in ("record_to", "replay_from", "tape"))
     for name in ("strict", "rhythm", "ignore_body", "ignore_query"):
-        if given[name] and not replays:
+        if given[name] and replay_from is None:
             raise click.UsageError(f"--{name.replace('_', '-')} is for --replay DIR")
+    if record_to is None and replay_from is None:
+        if tape:
+            raise click.UsageError("--tape is for --record and --replay")
+        return options, None
     if given["rhythm"] and options.is_configured:
         raise click.UsageError("--rhythm is for the gateway without a configuration: leave out --config")
-    if given["strict"] and given["record_to"] is not None:
-        raise click.UsageError("--strict records nothing: leave out --record, or --strict")
-    if has_tapes and options.workers != 1:
+    if options.workers != 1:
         raise click.UsageError("tapes are written by one process: leave out --workers")
-    if has_tapes and options.cluster is not None:
+    if options.cluster is not None:
         raise click.UsageError("tapes are for the objects of --config, not for those of a cluster")
-    return has_tapes
-
-
-def tape_run(given: dict[str, Any]) -> Run:
-    """The run that these options ask for. Raises click.UsageError."""
     from egressproxy.tapes import TapeError, record, replay
 
-    record_to, replay_from = (
-        None if given[name] is None else given[name] / given["tape"] for name in ("record_to", "replay_from")
-    )
-    try:
-        if replay_from is None:
-            assert record_to is not None
-            return record(record_to)
-        return replay(
-            replay_from, strict=given["strict"], record_to=record_to, rhythm=given["rhythm"],
-            ignore_body=given["ignore_body"], ignore_query=given["ignore_query"],
-        )  # fmt: skip
-    except TapeError as error:
-        raise click.UsageError(str(error)) from None
-
-
-def with_tapes(options: RunOptions, run: Run) -> RunOptions:
-    """The options of a gateway with the tapes of `run`. Without a configuration it is an open forward proxy. Raises
-    click.UsageError.
-    """
     gateways, others = _gateways(options) if options.is_configured else _open_gateway(options.open_port)
     if not gateways:
         raise click.UsageError("the configuration has no Gateway to which tapes could be attached")
-    return replace(options, config=(*options.config, run.write(gateways, others)))
+    try:
+        if replay_from is None:
+            run = record(record_to / tape)
+        else:
+            run = replay(
+                replay_from / tape, strict=given["strict"], record_to=record_to and record_to / tape,
+                rhythm=given["rhythm"], ignore_body=given["ignore_body"], ignore_query=given["ignore_query"],
+            )  # fmt: skip
+    except TapeError as error:
+        raise click.UsageError(str(error)) from None
+    return replace(options, config=(*options.config, run.write(gateways, others))), run
 
 
 def _gateways(options: RunOptions) -> tuple[list[str], Sequence[dict[str, Any]]]:
@@ -119,13 +104,12 @@ def _gateways(options: RunOptions) -> tuple[list[str], Sequence[dict[str, Any]]]
 
 
 def _open_gateway(port: int) -> tuple[list[str], Sequence[dict[str, Any]]]:
-    namespace, name = _GATEWAY
-    meta = {"name": name, "namespace": namespace}
+    meta = {"name": "egressproxy", "namespace": "tapes"}
     group = "gateway.networking.k8s.io"
     listener = {"name": "forward", "port": port, "protocol": "egressproxy.io/forward-proxy"}
     spec = {"gatewayClassName": "egressproxy", "listeners": [listener]}
-    policy = {"targetRefs": [{"group": group, "kind": "Gateway", "name": name}], "mode": "Open"}
-    return [f"{namespace}/{name}"], [
+    policy = {"targetRefs": [{"group": group, "kind": "Gateway", "name": "egressproxy"}], "mode": "Open"}
+    return ["tapes/egressproxy"], [
         {"apiVersion": f"{group}/v1", "kind": "Gateway", "metadata": meta, "spec": spec},
         {"apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy", "metadata": meta, "spec": policy},
     ]

@@ -12,7 +12,6 @@ import click
 from egressproxy.cli.styled_lines import printable
 
 if TYPE_CHECKING:
-    from egressproxy.tapes.checks import Finding
     from egressproxy.tapes.tape import Interaction
 
 _paths = click.argument(
@@ -55,56 +54,48 @@ def check(paths: tuple[Path, ...], host: str, headers: tuple[str, ...], *, live:
 
     Exit status: 0 nothing found, 1 something found, 2 wrong usage.
     """
-    from egressproxy.tapes.checks import check_file, files_of, header_of
-    from egressproxy.tapes.tape import TapeError
+    import asyncio
+
+    from egressproxy.tapes.checks import check_file, files_of, header_of, is_to
+    from egressproxy.tapes.tape import TapeError, counted
 
     if (host or headers) and not live:
         raise click.UsageError("--host and --header are for --live")
     if headers and not host:
         raise click.UsageError("--header may be a credential: say with --host who gets it")
-    interactions: list[Interaction] = []
-    found: list[Finding] = []
     try:
         fields = [header_of(each) for each in headers]
         files = files_of(paths)
     except TapeError as error:
         raise click.UsageError(str(error)) from None
-    for file in files:
-        read, problems = check_file(file)
-        interactions += read
-        found += problems
-    for each in found:
-        click.echo(printable(str(each)))
+    checked = [check_file(each) for each in files]
+    interactions = [each for found, _ in checked for each in found]
+    findings = [each for _, problems in checked for each in problems]
+    for each in findings:
+        click.echo(printable(each))
     if live:
-        asked = [each for each in interactions if host in ("", each.host.partition(":")[0], each.host)]
+        asked = [each for each in interactions if not host or is_to(each, host)]
         if not asked:
             raise click.UsageError(f"no tape has a request to {host or 'a server'}")
-        found += _live(asked, fields)
-    counts = ((len(interactions), "exchange"), (len(files), "tape"), (len(found), "finding"))
-    click.echo("{} in {}, {}.".format(*(_many(number, noun) for number, noun in counts)))
-    sys.exit(1 if found else 0)
+        findings += asyncio.run(_live(asked, fields))
+    counts = ((len(interactions), "exchange"), (len(files), "tape"), (len(findings), "finding"))
+    click.echo("{} in {}, {}.".format(*(counted(number, noun) for number, noun in counts)))
+    sys.exit(1 if findings else 0)
 
 
-def _live(asked: list[Interaction], fields: list[tuple[str, str]]) -> list[Finding]:
+async def _live(asked: list[Interaction], fields: list[tuple[str, str]]) -> list[str]:
     """Print and return the findings, one request after the other."""
-    import asyncio
-
     import aiohttp
 
     from egressproxy.tapes.checks import drift
 
-    async def ask_all() -> list[Finding]:
-        found = []
-        async with aiohttp.ClientSession(trust_env=True, auto_decompress=True) as session:
-            for number, each in enumerate(asked, 1):
-                if sys.stderr.isatty():
-                    click.echo(f"\r{number}/{len(asked)}", nl=number == len(asked), err=True)
-                for finding in await drift(session, each, fields):
-                    click.echo(printable(str(finding)))
-                    found.append(finding)
-        return found
-
-    return asyncio.run(ask_all())
+    found = []
+    async with aiohttp.ClientSession(trust_env=True) as session:
+        for each in asked:
+            for finding in await drift(session, each, fields):
+                click.echo(printable(finding))
+                found.append(finding)
+    return found
 
 
 @command.command("har", short_help="Print tapes as an HTTP Archive.")
@@ -149,7 +140,7 @@ def import_har(file: Path, to: Path, *, force: bool) -> None:
     """
     from egressproxy.tapes.har import from_har
     from egressproxy.tapes.masking import Masker
-    from egressproxy.tapes.tape import TapeError, file_name, write, written
+    from egressproxy.tapes.tape import TapeError, counted, file_name, write, written
 
     masker = Masker()
     tapes: dict[str, list[str]] = {}
@@ -163,10 +154,6 @@ def import_har(file: Path, to: Path, *, force: bool) -> None:
         to.mkdir(parents=True, exist_ok=True)
         for name, entries in sorted(tapes.items()):
             write(to / name, entries)
-            click.echo(f"{to / name}: {_many(len(entries), 'exchange')}")
+            click.echo(f"{to / name}: {counted(len(entries), 'exchange')}")
     except (TapeError, OSError) as error:
         raise click.ClickException(str(error)) from None
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -7,19 +7,15 @@ Python interface. `record` and `replay` return a `Run`, which has what a configu
     ...                                                    # serve this folder, with others; clients trust run.ca_pem
     report = run.finish()                                  # when the gateway has ended; see report.lines()
 
-In place of `write`, an EgressPolicy of the Gateway may have `run.extension` in `spec.extensions` and
-`run.intercept(name)` in `spec.intercept`, with the Secret `run.secret(namespace, name)` beside it and each of
-`run.files` in the folder of its manifest. One process has to serve (`--workers 1`).
-
-A gateway without tapes imports nothing of this package.
+One process has to serve (`--workers 1`). A gateway without tapes imports nothing of this package.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from socket import AF_INET, socket
 from tempfile import TemporaryDirectory
@@ -29,8 +25,9 @@ from typing import Any, Final
 import yaml
 
 from egressproxy.gateway.leaf_certificates.minting import new_ca
+from egressproxy.net.file_lock import try_lock
 from egressproxy.tapes.matching import Rules
-from egressproxy.tapes.tape import TapeError, read_folder
+from egressproxy.tapes.tape import TapeError, counted, read_folder
 
 __all__ = ["Report", "Run", "TapeError", "record", "replay"]
 
@@ -40,8 +37,12 @@ PRIORITY: Final = 999
 _FILTER_FILE: Final = "egressproxy_tape.py"
 _FILTER: Final = "from egressproxy.tapes.filter import TapeConfig as Config, TapeFilter\n\nfilter_class = TapeFilter\n"
 _NAME: Final = "egressproxy-tapes"
+_OURS: Final = "egressproxy.io"
+_GATEWAY_API: Final = "gateway.networking.k8s.io"
 #: The CA of a run ends with it; this is for one that is forgotten.
 _CA_DAYS: Final = 7
+#: Entries of each kind in the lines of a report.
+_SHOWN: Final = 10
 
 
 @dataclass(slots=True)
@@ -69,9 +70,9 @@ class Report:
         """The report for people."""
         told = []
         if self.recorded:
-            told.append(f"{_counted(self.recorded, 'exchange')} recorded in {', '.join(sorted(self.files))}")
+            told.append(f"{counted(self.recorded, 'exchange')} recorded in {', '.join(sorted(self.files))}")
         if self.played or self.is_strict:
-            told.append(f"{_counted(self.played, 'exchange')} played from tapes")
+            told.append(f"{counted(self.played, 'exchange')} played from tapes")
         for title, entries in (
             ("not in the tapes", self.missing),
             ("not played", self.unplayed if self.is_strict else []),
@@ -83,135 +84,11 @@ class Report:
         return told or ["no exchange went through the gateway: the command reaches local servers directly (--no-proxy)"]
 
 
-#: Entries of each kind in the lines of a report.
-_SHOWN: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run with tapes: the settings of its filter, and its CA. `record_to` and `replay_from` are folders."""
-
-    record_to: Path | None
-    replay_from: Path | None
-    strict: bool
-    player_port: int
-    ignore_body: tuple[str, ...]
-    ignore_query: tuple[str, ...]
-    ca_pem: str
-    _ca_key: str = field(repr=False)
-    _work: TemporaryDirectory[str] = field(repr=False)
-
-    @property
-    def extension(self) -> dict[str, Any]:
-        """The entry for `spec.extensions` of an EgressPolicy."""
-        config = {
-            "recordTo": str(self.record_to.absolute()) if self.record_to is not None else "",
-            "replayFrom": str(self.replay_from.absolute()) if self.replay_from is not None else "",
-            "strict": self.strict,
-            "playerPort": self.player_port,
-            "ignoreBody": list(self.ignore_body),
-            "ignoreQuery": list(self.ignore_query),
-            "report": str(self._report),
-        }
-        return {
-            "name": "tape",
-            "type": "egressproxy.io/Python:v1",
-            "phase": "request-headers",
-            "priority": PRIORITY,
-            "timeout": "24h",  # of a stream that the client ends
-            "config": {"path": _FILTER_FILE, "config": config},
-        }
-
-    @property
-    def files(self) -> dict[str, str]:
-        """The files that have to be in the folder of the manifest, by name."""
-        return {_FILTER_FILE: _FILTER}
-
-    def intercept(self, name: str = _NAME) -> dict[str, Any]:
-        """`spec.intercept` of an EgressPolicy, with the Secret `name`: tunnels to all hosts are opened."""
-        return {"hostnames": ["*"], "caCertificateRef": {"name": name}}
-
-    def secret(self, namespace: str, name: str = _NAME) -> dict[str, Any]:
-        """The Secret with the CA of this run."""
-        return {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": name, "namespace": namespace},
-            "type": "kubernetes.io/tls",
-            "stringData": {"tls.crt": self.ca_pem, "tls.key": self._ca_key},
-        }
-
-    def manifests(self, gateways: Sequence[str]) -> list[dict[str, Any]]:
-        """A policy for all of these Gateways ("namespace/name") of each namespace, and its Secret."""
-        made = []
-        for namespace in dict.fromkeys(each.partition("/")[0] for each in gateways):
-            names = [each.partition("/")[2] for each in gateways if each.partition("/")[0] == namespace]
-            target = {"group": "gateway.networking.k8s.io", "kind": "Gateway"}
-            targets = [{**target, "name": name} for name in names]
-            spec = {
-                "targetRefs": targets,
-                "intercept": self.intercept(),
-                "extensions": [self.extension],
-            }
-            meta = {"name": _NAME, "namespace": namespace}
-            if self.player_port:
-                made += self._player(meta, targets)
-            policy = {"apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy", "metadata": meta, "spec": spec}
-            made += [policy, self.secret(namespace)]
-        return made
-
-    def _player(self, meta: dict[str, str], gateways: list[dict[str, str]]) -> list[dict[str, Any]]:
-        """The only backend of a Gateway that plays streams with their rhythm (`tapes.player`), and the route to it."""
-        destination = {
-            "type": "Ip",
-            "ip": {"address": "127.0.0.1"},
-            "ports": [{"number": self.player_port, "protocol": "HTTP11", "tls": {"mode": "None"}}],
-        }
-        ref = {"group": "egressproxy.io", "kind": "Backend", "name": _NAME}
-        route = {"parentRefs": [{"name": each["name"]} for each in gateways], "rules": [{"backendRefs": [ref]}]}
-        version = "egressproxy.io/v1alpha1"
-        return [
-            {"apiVersion": version, "kind": "Backend", "metadata": meta, "spec": {"destination": destination}},
-            {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": meta, "spec": route},
-        ]
-
-    def write(self, gateways: Sequence[str], others: Sequence[dict[str, Any]] = ()) -> Path:
-        """Write `manifests` with `others`, and `files`; returns their folder, which exists until `finish`."""
-        folder = Path(self._work.name) / "config"  # readable by this user alone
-        folder.mkdir()
-        for name, text in self.files.items():
-            (folder / name).write_text(text, "utf-8")
-        manifests = yaml.safe_dump_all([*others, *self.manifests(gateways)], sort_keys=False)
-        (folder / "tapes.yaml").write_text(manifests, "utf-8")
-        return folder
-
-    @property
-    def _report(self) -> Path:
-        return Path(self._work.name) / "report.json"
-
-    def finish(self) -> Report:
-        """What the run has done. Call it when the gateway has ended."""
-        try:
-            return Report(**json.loads(self._report.read_text("utf-8")))
-        except FileNotFoundError:  # of a gateway without a request
-            unplayed = []
-            if self.replay_from is not None:
-                unplayed = [each.title for each in read_folder(self.replay_from)]
-            return Report(is_strict=self.strict, unplayed=unplayed)
-        finally:
-            self._work.cleanup()
-
-
-def write_report(path: Path, report: Report) -> None:
-    """Of the filter, for `Run.finish`."""
-    path.write_text(json.dumps(asdict(report)), "utf-8")
-
-
 def record(folder: str | Path) -> Run:
     """Record into this folder, a file for each host; files of hosts that are recorded are replaced. Raises
     TapeError.
     """
-    return _run(Path(folder), None)
+    return Run(Path(folder), None)
 
 
 def replay(
@@ -220,8 +97,8 @@ def replay(
     strict: bool = False,
     record_to: str | Path | None = None,
     rhythm: bool = False,
-    ignore_body: Sequence[str] = (),
-    ignore_query: Sequence[str] = (),
+    ignore_body: Iterable[str] = (),
+    ignore_query: Iterable[str] = (),
 ) -> Run:
     """Answer from the tapes of this folder.
 
@@ -230,49 +107,109 @@ def replay(
     take as long as they took. `ignore_body` are JSON paths (`$.a.b`,
     `$.a[*].b`, `$..b`), `ignore_query` names of parameters, in which requests may differ. Raises TapeError.
     """
-    Rules.of(ignore_body, ignore_query)
-    found = read_folder(Path(folder))
-    if not found and strict:
-        raise TapeError(f"{folder}: there is no tape to replay; record one with --record")
-    target = Path(record_to) if record_to is not None else None
     if rhythm and not strict:
         raise TapeError("rhythm is for a strict replay, which asks no other backend: add --strict")
-    if strict and target is not None:
-        raise TapeError("a strict replay records nothing: leave out one of the two")
-    return _run(
-        target, Path(folder), strict=strict, player_port=_free_port() if rhythm else 0, ignore_body=tuple(ignore_body),
-        ignore_query=tuple(ignore_query),
-    )  # fmt: skip
+    if strict and record_to is not None:
+        raise TapeError("--strict records nothing: leave out --record, or --strict")
+    ignored = {"ignoreBody": list(ignore_body), "ignoreQuery": list(ignore_query)}
+    Rules.of(*ignored.values())
+    if not read_folder(Path(folder)) and strict:
+        raise TapeError(f"{folder}: there is no tape to replay; record one with --record")
+    target = None if record_to is None else Path(record_to)
+    return Run(target, Path(folder), strict=strict, playerPort=_free_port() if rhythm else 0, **ignored)
 
 
-def _run(
-    record_to: Path | None,
-    replay_from: Path | None,
-    *,
-    strict: bool = False,
-    player_port: int = 0,
-    ignore_body: tuple[str, ...] = (),
-    ignore_query: tuple[str, ...] = (),
-) -> Run:
-    if record_to is not None:
+class Run:
+    """One run with tapes: its filter, and `ca_pem`, which opens the tunnels."""
+
+    def __init__(self, record_to: Path | None, replay_from: Path | None, **settings: Any) -> None:
+        """`settings`: others of the filter. Raises TapeError."""
+        self._lock = -1 if record_to is None else _locked(record_to)
+        self._replay_from = replay_from
+        self.ca_pem, self._ca_key = new_ca("egressproxy tapes", time(), _CA_DAYS, path_length=0)
+        self._work = TemporaryDirectory(prefix="egressproxy-tapes-")  # readable by this user alone
+        self._report = Path(self._work.name) / "report.json"
+        folders = {"recordTo": record_to, "replayFrom": replay_from, "report": self._report}
+        self._settings = {name: "" if path is None else str(path.absolute()) for name, path in folders.items()}
+        self._settings |= settings
+
+    @property
+    def extension(self) -> dict[str, Any]:
+        """The entry for `spec.extensions` of an EgressPolicy."""
+        return {
+            "name": "tape",
+            "type": f"{_OURS}/Python:v1",
+            "phase": "request-headers",
+            "priority": PRIORITY,
+            "timeout": "24h",  # of a stream that the client ends
+            "config": {"path": _FILTER_FILE, "config": self._settings},
+        }
+
+    def write(self, gateways: Iterable[str], others: Sequence[dict[str, Any]] = ()) -> Path:
+        """Write `others`, a policy for these Gateways ("namespace/name") in each namespace, and the filter; returns
+        their folder, which exists until `finish`.
+        """
+        folder = Path(self._work.name) / "config"
+        folder.mkdir()
+        (folder / _FILTER_FILE).write_text(_FILTER, "utf-8")
+        names: dict[str, list[str]] = {}
+        for each in gateways:
+            namespace, _, name = each.partition("/")
+            names.setdefault(namespace, []).append(name)
+        made = [*others, *(manifest for of in names.items() for manifest in self._manifests(*of))]
+        (folder / "tapes.yaml").write_text(yaml.safe_dump_all(made, sort_keys=False), "utf-8")
+        return folder
+
+    def _manifests(self, namespace: str, gateways: Sequence[str]) -> list[dict[str, Any]]:
+        def manifest(api: str, kind: str, **rest: Any) -> dict[str, Any]:
+            return {"apiVersion": api, "kind": kind, "metadata": {"name": _NAME, "namespace": namespace}, **rest}
+
+        pair = {"tls.crt": self.ca_pem, "tls.key": self._ca_key.reveal().decode()}
+        policy = {
+            "targetRefs": [{"group": _GATEWAY_API, "kind": "Gateway", "name": name} for name in gateways],
+            "intercept": {"hostnames": ["*"], "caCertificateRef": {"name": _NAME}},
+            "extensions": [self.extension],
+        }
+        made = [
+            manifest("v1", "Secret", type="kubernetes.io/tls", stringData=pair),
+            manifest(f"{_OURS}/v1alpha1", "EgressPolicy", spec=policy),
+        ]
+        if port := self._settings.get("playerPort"):  # the only backend: see `tapes.player`
+            ports = [{"number": port, "protocol": "HTTP11", "tls": {"mode": "None"}}]
+            backend = {"destination": {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": ports}}
+            rules = [{"backendRefs": [{"group": _OURS, "kind": "Backend", "name": _NAME}]}]
+            route = {"parentRefs": [{"name": name} for name in gateways], "rules": rules}
+            made.append(manifest(f"{_OURS}/v1alpha1", "Backend", spec=backend))
+            made.append(manifest(f"{_GATEWAY_API}/v1", "HTTPRoute", spec=route))
+        return made
+
+    def finish(self) -> Report:
+        """What the run has done. Call it when the gateway has ended."""
         try:
-            record_to.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TapeError(f"{error.filename}: {error.strerror}") from None
-        if not os.access(record_to, os.W_OK):
-            raise TapeError(f"{record_to}: tapes cannot be written there")
-    ca_pem, key = new_ca("egressproxy tapes", time(), _CA_DAYS, path_length=0)
-    work = TemporaryDirectory(prefix="egressproxy-tapes-")
-    return Run(
-        record_to, replay_from, strict, player_port, ignore_body, ignore_query, ca_pem, key.reveal().decode(), work
-    )  # fmt: skip
+            return Report(**json.loads(self._report.read_text("utf-8")))
+        except FileNotFoundError:  # of a gateway that has not served
+            found = [] if self._replay_from is None else read_folder(self._replay_from)
+            return Report(bool(self._settings.get("strict")), unplayed=[each.title for each in found])
+        finally:
+            self._work.cleanup()
+            if self._lock >= 0:
+                os.close(self._lock)
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor of this folder, which is made, and which no other run has. Raises TapeError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if try_lock(descriptor) and os.access(folder, os.W_OK):
+            return descriptor
+        os.close(descriptor)
+    except OSError as error:
+        raise TapeError(f"{error.filename or folder}: {error.strerror}") from None
+    raise TapeError(f"{folder}: tapes cannot be written there, or another run records there now")
 
 
 def _free_port() -> int:
     with socket(AF_INET) as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

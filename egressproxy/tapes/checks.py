@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-from egressproxy.tapes.masking import Masker
+from egressproxy.tapes.masking import MARK, Masker
 from egressproxy.tapes.tape import Headers, Interaction, TapeError, is_json, media_type, read
 
 if TYPE_CHECKING:
@@ -20,59 +21,48 @@ if TYPE_CHECKING:
 _OWN_FIELDS: Final = frozenset(("host", "content-length", "accept-encoding", "connection", "transfer-encoding"))
 _VARIABLE: Final = re.compile(r"\$(\w+)|\$\{(\w+)\}")
 _LIVE_S: Final = 60.0
-_MAX_ANSWER: Final = 64 * 1024 * 1024
+_TYPES: Final = {bool: "boolean", int: "number", float: "number", str: "text", list: "list", dict: "object"}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`where` is a file, with the number of an interaction, and what was asked; `what` is a sentence about it."""
-
-    where: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
-
-
-def files_of(paths: tuple[Path, ...]) -> list[Path]:
+def files_of(paths: Iterable[Path]) -> list[Path]:
     """The tapes among these, and in these folders and below. Raises TapeError."""
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            found += sorted(each for each in path.rglob("*") if each.suffix in (".yaml", ".yml") and each.is_file())
-        else:
-            found.append(path)
+    found = [
+        each
+        for path in paths
+        for each in (sorted(path.rglob("*")) if path.is_dir() else [path])
+        if each == path or (each.suffix in (".yaml", ".yml") and each.is_file())
+    ]
     if not found:
         raise TapeError(f"{', '.join(map(str, paths))}: there is no tape")
     return found
 
 
-def secrets_in(found: Interaction) -> Iterator[Finding]:
-    """What a recording would mask."""
-    masked = Masker().interaction(found)
-    for name in ("uri", "request_headers", "request_body", "headers", "body"):
-        before, after = getattr(found, name), getattr(masked, name)
-        if before == after:
-            continue
-        place = {"uri": "request.uri", "request_headers": "request.headers", "request_body": "request.body"}.get(name)
-        fields = ""
-        if isinstance(before, list):
-            changed = [each[0] for each, other in zip(before, after, strict=True) if each != other]
-            fields = f" ({', '.join(dict.fromkeys(changed))})"
-        yield Finding(found.title, f"{place or f'response.{name}'}{fields} has what a recording masks")
-
-
-def check_file(path: Path) -> tuple[list[Interaction], list[Finding]]:
-    """The interactions of a tape, and what is wrong with it."""
+def check_file(path: Path) -> tuple[list[Interaction], list[str]]:
+    """The interactions of a tape, and sentences about what is wrong with it."""
     try:
         found = read(path)
     except TapeError as error:
-        return [], [Finding(str(path), str(error).removeprefix(f"{path}: "))]
+        return [], [str(error)]
     problems = [each for one in found for each in secrets_in(one)]
     mode = path.stat().st_mode & 0o777
     if mode & 0o022:
-        problems.append(Finding(str(path), f"mode {mode:o} lets others write the file"))
+        problems.append(f"{path}: mode {mode:o} lets others write the file")
     return found, problems
+
+
+def secrets_in(found: Interaction) -> Iterator[str]:
+    """What a recording would mask."""
+    masked = Masker().interaction(found)
+    for each in fields(found):
+        before, after = getattr(found, each.name), getattr(masked, each.name)
+        if before == after:
+            continue
+        message, _, part = each.name.rpartition("_")
+        place = f"{message or ('request' if part == 'uri' else 'response')}.{part}"
+        if part == "headers":
+            changed = dict.fromkeys(name for (name, was), (_, now) in zip(before, after, strict=True) if was != now)
+            place += f" ({', '.join(changed)})"
+        yield f"{found.title}: {place} has what a recording masks"
 
 
 # --- what servers answer today ---------------------------------------------------------------------------------------
@@ -81,41 +71,37 @@ def header_of(text: str, environment: Mapping[str, str] = os.environ) -> tuple[s
     name, colon, value = text.partition(":")
     if not colon or not re.fullmatch(r"[\w-]+", name.strip()):
         raise TapeError("write the field as 'Name: value', such as 'Authorization: Bearer $OPENAI_API_KEY'")
-
-    def variable(found: re.Match[str]) -> str:
-        key = found.group(1) or found.group(2)
-        if key not in environment:
-            raise TapeError(f"there is no variable {key} in the environment")
-        return environment[key]
-
-    return name.strip().lower(), _VARIABLE.sub(variable, value.strip())
+    try:
+        made = _VARIABLE.sub(lambda found: environment[found.group(1) or found.group(2)], value.strip())
+    except KeyError as error:
+        raise TapeError(f"there is no variable {error.args[0]} in the environment") from None
+    return name.strip().lower(), made
 
 
-async def drift(session: ClientSession, found: Interaction, headers: Headers) -> list[Finding]:
-    """Send the request again, with these fields in place of masked ones, and compare the answers."""
+def is_to(found: Interaction, host: str) -> bool:
+    """Whether the request goes to this host, of any port or of that of `host`."""
+    parts = urlsplit(found.uri)
+    return host.lower() in (parts.hostname, f"{parts.hostname}:{parts.port}")
+
+
+async def drift(session: ClientSession, found: Interaction, headers: Headers) -> list[str]:
+    """Send the request again, with these fields in place of masked ones, and compare the answers. In plain HTTP the
+    fields are not sent.
+    """
     from aiohttp import ClientError, ClientTimeout
 
-    ours = {name for name, _ in headers}
-    asked = [
-        (name, value)
-        for name, value in found.request_headers
-        if name not in _OWN_FIELDS and name not in ours and "[SECRET]" not in value
-    ]
+    given = headers if found.uri.startswith("https:") else []
+    left_out = _OWN_FIELDS.union(name for name, _ in headers)
+    asked = [each for each in found.request_headers if each[0].lower() not in left_out and MARK not in each[1]]
     try:
         async with session.request(
-            found.method, found.uri, headers=[*asked, *headers], data=found.request_body or None,
+            found.method, found.uri, headers=[*asked, *given], data=found.request_body or None,
             allow_redirects=False, timeout=ClientTimeout(_LIVE_S),
         ) as answer:  # fmt: skip
-            body = await answer.content.read(_MAX_ANSWER)
-            while more := await answer.content.read(_MAX_ANSWER):
-                body += more
-                if len(body) > _MAX_ANSWER:
-                    return [Finding(found.title, "the answer has more than 64 MiB")]
-            now = [(name.lower(), value) for name, value in answer.headers.items()]
-            status = answer.status
-    except (ClientError, TimeoutError, OSError) as error:
-        return [Finding(found.title, f"there is no answer: {type(error).__name__}: {error}")]
-    return [Finding(found.title, each) for each in answer_changes(found, status, now, body)]
+            changes = answer_changes(found, answer.status, [*answer.headers.items()], await answer.read())
+            return [f"{found.title}: {each}" for each in changes]
+    except (ClientError, TimeoutError, OSError, ValueError) as error:
+        return [f"{found.title}: there is no answer: {type(error).__name__}: {error}"]
 
 
 def answer_changes(found: Interaction, status: int, headers: Headers, body: bytes) -> Iterator[str]:
@@ -127,38 +113,36 @@ def answer_changes(found: Interaction, status: int, headers: Headers, body: byte
         return
     before, after = shape(found.headers, found.body), shape(headers, body)
     for path in dict.fromkeys((*before, *after)):
-        was, now = before.get(path), after.get(path)
-        if was is None:
+        was, now = before.get(path, set()), after.get(path, set())
+        if not was:
             yield f"{path} is new: {_words(now)}"
-        elif now is None:
+        elif not now:
             yield f"{path} is gone: the tape has {_words(was)}"
         elif not now & was and now | was != {"null"}:
             yield f"{path} is {_words(now)}, the tape has {_words(was)}"
 
 
-def _words(types: set[str] | None) -> str:
-    return " or ".join(sorted(types or ()))
+def _words(types: set[str]) -> str:
+    return " or ".join(sorted(types))
 
 
 def shape(headers: Headers, body: bytes) -> dict[str, set[str]]:
     """The paths of a body of JSON, or of the events of a stream by their type, each with the types of its values."""
     found: dict[str, set[str]] = {}
-    media = media_type(headers)
-    if is_json(media):
+    if is_json(media_type(headers)):
         _add(found, "$", _read(body))
-    elif media == "text/event-stream":
-        for event in re.split(rb"\r?\n\r?\n", body):
-            lines = [line.partition(b":")[::2] for line in event.splitlines()]
-            data = b"\n".join(value.strip() for name, value in lines if name == b"data")
-            name = next((value.strip().decode("latin-1") for key, value in lines if key == b"event"), "")
-            value = _read(data)
-            kind = name or (value.get("type") or value.get("object") if isinstance(value, dict) else "")
-            if data and value is not ...:
-                _add(found, f"event {kind or 'message'} $", value)
+    elif media_type(headers) == "text/event-stream":
+        for event in re.split(r"\r?\n\r?\n", body.decode("utf-8", "replace")):
+            lines = [line.partition(":")[::2] for line in event.splitlines()]
+            value = _read("\n".join(value for name, value in lines if name == "data"))
+            kind = next((value.strip() for name, value in lines if name == "event"), "")
+            if not kind and isinstance(value, dict):
+                kind = value.get("type") or value.get("object") or ""
+            _add(found, f"event {kind or 'message'} $", value)
     return found
 
 
-def _read(data: bytes) -> Any:
+def _read(data: bytes | str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -166,17 +150,12 @@ def _read(data: bytes) -> Any:
 
 
 def _add(found: dict[str, set[str]], path: str, value: Any) -> None:
-    names = {bool: "boolean", int: "number", float: "number", str: "text", list: "list", dict: "object"}
-    if value is not ...:
-        found.setdefault(path, set()).add(names.get(type(value), "null"))
+    if value is ...:
+        return
+    found.setdefault(path, set()).add(_TYPES.get(type(value), "null"))
     if isinstance(value, dict):
         for key, each in value.items():
             _add(found, f"{path}.{key}", each)
     elif isinstance(value, list):
         for each in value:
             _add(found, f"{path}[*]", each)
-
-
-def secret_fields(found: Interaction) -> list[str]:
-    """The fields of the request that have to be given for a live check, since they are masked."""
-    return [name for name, value in found.request_headers if "[SECRET]" in value]

@@ -283,6 +283,10 @@ def _scalar(value: Any) -> str:
     return text
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def shortened(value: Any) -> str:
     return repr(value)[:_SHOWN] if isinstance(value, str | int | float | None) else type(value).__name__
 
