@@ -20,7 +20,7 @@ from egressproxy.filters.error_budget import OutOfService
 from egressproxy.filters.filter_trace import is_traced, show_failure, shows_failures, traced
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.exchange_trace import TRACE
-from egressproxy.model.fields import Fields
+from egressproxy.model.fields import VALUE, Fields
 from egressproxy.model.local_response import LocalResponse
 
 R = TypeVar("R")
@@ -95,20 +95,26 @@ class FilterExited(Exception):
 
 
 def checked_answer(step: FilterStep, response: LocalResponse) -> LocalResponse:
-    """The response without framing fields. Raises ValueError or TypeError for an invalid response."""
+    """The response without framing fields, and without a body where none may be. Raises ValueError or TypeError for an
+    invalid response.
+    """
     try:
         if not (
             isinstance(response.status, int) and isinstance(response.body, bytes) and isinstance(response.phrase, bytes)
         ):
             raise TypeError
         Fields.of(response.fields)  # checks them
+        if VALUE.fullmatch(response.phrase) is None:
+            raise ValueError("the phrase of a response is one line without control characters")
     except TypeError as error:
         from egressproxy.filters.author_errors import wrong_response
 
         raise (wrong_response(response) or error) from None
     kept = tuple(line for line in response.fields if line[0].lower() not in _FRAMING)
     step.stats.answered += 1
-    return response if len(kept) == len(response.fields) else replace(response, fields=kept)
+    body = b"" if response.status in (204, 304) else response.body  # RFC 9110 section 6.4.1: they have none
+    is_same = len(kept) == len(response.fields) and body == response.body
+    return response if is_same else replace(response, fields=kept, body=body)
 
 
 def settle(step: FilterStep, error: BaseException, *, may_fail_open: bool) -> None:

@@ -12,12 +12,23 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from egressproxy import __version__
-from egressproxy.tapes.tape import Headers, Interaction, TapeError, media_type, value_of
+from egressproxy.tapes.tape import (
+    Headers,
+    Interaction,
+    TapeError,
+    checked_field,
+    checked_uri,
+    media_type,
+    scalar,
+    value_of,
+)
 
 #: Not of the exchange, but of its connection.
 _DROPPED: Final = frozenset(
     ("content-length", "transfer-encoding", "connection", "content-encoding", "keep-alive", "proxy-connection")
 )
+#: What each message has to have.
+_EMPTY: Final = {"httpVersion": "HTTP/1.1", "cookies": [], "headersSize": -1}
 
 
 def to_har(interactions: Sequence[Interaction]) -> dict[str, Any]:
@@ -28,36 +39,26 @@ def to_har(interactions: Sequence[Interaction]) -> dict[str, Any]:
 
 
 def _entry(found: Interaction) -> dict[str, Any]:
-    query = [_pair(*each) for each in parse_qsl(urlsplit(found.uri).query, keep_blank_values=True)]
-    request: dict[str, Any] = {
+    took = round(found.took * 1000, 3)
+    request = {
         "method": found.method,
         "url": found.uri,
-        "httpVersion": "HTTP/1.1",
-        "cookies": [],
-        "headers": [_pair(*each) for each in found.request_headers],
-        "queryString": query,
-        "headersSize": -1,
+        "headers": _listed(found.request_headers),
+        "queryString": _listed(parse_qsl(urlsplit(found.uri).query, keep_blank_values=True)),
         "bodySize": len(found.request_body),
+        **_EMPTY,
     }
     if found.request_body:
-        media = value_of(found.request_headers, "content-type")
-        request["postData"] = {"mimeType": media, **_text(found.request_body)}
+        request["postData"] = _content(found.request_headers, found.request_body)
     response = {
         "status": found.status,
         "statusText": found.phrase,
-        "httpVersion": "HTTP/1.1",
-        "cookies": [],
-        "headers": [_pair(*each) for each in found.headers],
-        "content": {
-            "size": len(found.body),
-            "mimeType": value_of(found.headers, "content-type"),
-            **_text(found.body),
-        },
+        "headers": _listed(found.headers),
+        "content": {"size": len(found.body), **_content(found.headers, found.body)},
         "redirectURL": value_of(found.headers, "location"),
-        "headersSize": -1,
         "bodySize": -1,
+        **_EMPTY,
     }
-    took = round(found.took * 1000, 3)
     return {
         "startedDateTime": found.began or "1970-01-01T00:00:00Z",
         "time": took,
@@ -68,70 +69,56 @@ def _entry(found: Interaction) -> dict[str, Any]:
     }
 
 
-def _pair(name: str, value: str) -> dict[str, str]:
-    return {"name": name, "value": value}
+def _listed(pairs: Headers) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in pairs]
 
 
-def _text(body: bytes) -> dict[str, str]:
+def _content(headers: Headers, body: bytes) -> dict[str, str]:
+    media = {"mimeType": value_of(headers, "content-type")}
     try:
-        return {"text": body.decode()}
+        return {**media, "text": body.decode()}
     except UnicodeDecodeError:
-        return {"text": b64encode(body).decode(), "encoding": "base64"}
+        return {**media, "text": b64encode(body).decode(), "encoding": "base64"}
 
 
-def from_har(data: bytes, file: str) -> list[Interaction]:
+def from_har(data: bytes, file: str) -> Iterator[Interaction]:
     """The exchanges of an archive, not masked, without those that have no answer. Raises TapeError."""
     try:
-        entries = json.loads(data)["log"]["entries"]
+        entries = enumerate(json.loads(data)["log"]["entries"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise TapeError(f"{file}: this is no HAR: it is no JSON with log.entries") from None
-    return list(_interactions(entries, file))
-
-
-def _interactions(entries: Any, file: str) -> Iterator[Interaction]:
-    for number, entry in enumerate(entries):
+    for number, entry in entries:
         try:
-            found = _interaction(entry)
+            # Without what failed, a WebSocket, or what was in a browser's cache.
+            is_http = urlsplit(entry["request"]["url"]).scheme in ("http", "https")
+            if is_http and 200 <= int(entry["response"]["status"]) <= 599:
+                yield _interaction(entry, entry["request"], entry["response"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise TapeError(f"{file}: log.entries[{number}]: {why}") from None
-        if found is not None:
-            yield found
 
 
-def _interaction(entry: Any) -> Interaction | None:
-    request, response = entry["request"], entry["response"]
-    status = int(response["status"])
-    if not 200 <= status <= 599 or urlsplit(request["url"]).scheme not in ("http", "https"):
-        return None  # a request that failed, a WebSocket, or what was in a browser's cache
-    content, posted = response.get("content") or {}, request.get("postData") or {}
-    asked, answered = _pairs(request.get("headers")), _pairs(response.get("headers"))
-    for headers, media in ((asked, posted.get("mimeType")), (answered, content.get("mimeType"))):
-        if media and not media_type(headers):
-            headers.append(("content-type", str(media)))
-    body = _bytes(posted)
-    if not body and posted.get("params"):
-        body = "&".join(f"{each['name']}={each.get('value', '')}" for each in posted["params"]).encode()
+def _interaction(entry: Any, request: Any, response: Any) -> Interaction:
+    asked, body = _message(request, request.get("postData") or {})
+    answered, content = _message(response, response.get("content") or {})
     return Interaction(
-        str(request["method"]),
-        request["url"].partition("#")[0],
-        asked,
-        body,
-        status,
-        str(response.get("statusText") or ""),
-        answered,
-        _bytes(content),
-        str(entry.get("startedDateTime", "")),
-        max(0.0, float(entry.get("time") or 0.0) / 1000),
+        scalar(request["method"]), checked_uri(request["url"].partition("#")[0]), asked, body,
+        int(response["status"]), scalar(response.get("statusText")), answered, content,
+        scalar(entry.get("startedDateTime")), max(0.0, float(entry.get("time") or 0.0) / 1000),
+    )  # fmt: skip
+
+
+def _message(message: Any, content: Any) -> tuple[Headers, bytes]:
+    """Fields, without the pseudo-fields of HTTP/2 as browsers write them, and the body."""
+    pairs = [
+        checked_field(name, value)
+        for name, values in ((each["name"].lower(), each["value"]) for each in message.get("headers") or ())
+        if name not in _DROPPED and not name.startswith(":")
+        for value in values.split("\n")  # as browsers join several
+    ]
+    if content.get("mimeType") and not media_type(pairs):
+        pairs.append(checked_field("content-type", content["mimeType"]))
+    text = content.get("text") or "&".join(
+        f"{each['name']}={each.get('value', '')}" for each in content.get("params") or ()
     )
-
-
-def _pairs(headers: Any) -> Headers:
-    """Without the pseudo-fields of HTTP/2, as browsers write them."""
-    pairs = [(str(each["name"]).lower(), str(each["value"])) for each in headers or ()]
-    return [(name, value) for name, value in pairs if name not in _DROPPED and not name.startswith(":")]
-
-
-def _bytes(content: dict[str, Any]) -> bytes:
-    text = content.get("text") or ""
-    return b64decode(text) if content.get("encoding") == "base64" else str(text).encode()
+    return pairs, b64decode(text) if content.get("encoding") == "base64" else str(text).encode()

@@ -18,6 +18,7 @@ from zlib import crc32
 import yaml
 
 from egressproxy.model.fields import TOKEN
+from egressproxy.model.strict_json import Unreadable, loads_strictly
 from egressproxy.net.durable_file import replace_file
 from egressproxy.protocols.http1.writer import PHRASES
 
@@ -125,24 +126,11 @@ def checked_uri(uri: Any) -> str:
 
 def _readable(body: bytes, media: str) -> bytes:
     """JSON in lines, if that says the same; any other body as it is."""
-    if not is_json(media):
-        return body
     try:
-        value = json.loads(body, object_pairs_hook=_unique, parse_constant=_refuse)
-        lines = json.dumps(value, indent=2, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+        value = loads_strictly(body) if is_json(media) else None
+    except Unreadable:
         return body
-    return lines if body.strip()[:1] in (b"{", b"[") else body
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a member twice")
-    return dict(pairs)
-
-
-def _refuse(text: str) -> Any:
-    raise ValueError(text)
+    return json.dumps(value, indent=2, ensure_ascii=False).encode() if isinstance(value, dict | list) else body
 
 
 class _Text(str):
@@ -264,16 +252,23 @@ def _interaction(entry: Any, file: str, number: int) -> Interaction:
     if not isinstance(code, int) or not 200 <= code <= 599:
         raise ValueError(f"response.status.code is {shortened(code)}: write a number from 200 to 599")
     return Interaction(
-        _scalar(request["method"]), checked_uri(request["uri"]), _pairs(request.get("headers")),
+        scalar(request["method"]), checked_uri(request["uri"]), _pairs(request.get("headers")),
         _bytes(request.get("body"), "request.body"),
-        code, _scalar(status.get("message")) or PHRASES.get(code, b"").decode(), _pairs(response.get("headers")),
+        code, scalar(status.get("message")) or PHRASES.get(code, b"").decode(), _pairs(response.get("headers")),
         _bytes((response.get("body") or {}).get("string"), "response.body.string"),
-        _scalar(extra.get("began")), float(extra.get("took", 0.0)), _scalar(extra.get("coding")),
+        scalar(extra.get("began")), float(extra.get("took", 0.0)), scalar(extra.get("coding")),
         tuple(map(float, extra.get("events", ()))), bool(extra.get("open", False)), file, number,
     )  # fmt: skip
 
 
-def _scalar(value: Any) -> str:
+def checked_field(name: Any, value: Any) -> tuple[str, str]:
+    """A field that HTTP allows. Raises ValueError."""
+    if not isinstance(name, str) or not TOKEN.fullmatch(name.encode()):
+        raise ValueError(f"field {shortened(name)} has a name that HTTP does not allow")
+    return name, scalar(value)
+
+
+def scalar(value: Any) -> str:
     """Text in one line; a list that repeats others by aliases may be longer than memory. Raises ValueError."""
     if (
         isinstance(value, dict | list | bytes)
@@ -300,10 +295,5 @@ def _bytes(value: Any, where: str) -> bytes:
 
 
 def _pairs(headers: Any) -> Headers:
-    found: Headers = []
-    for name, values in (headers or {}).items():
-        for value in map(_scalar, values if isinstance(values, list) else [values]):
-            if not isinstance(name, str) or not TOKEN.fullmatch(name.encode()):
-                raise ValueError(f"field {shortened(name)} has a name that HTTP does not allow")
-            found.append((name, value))
-    return found
+    listed = ((name, each if isinstance(each, list) else [each]) for name, each in (headers or {}).items())
+    return [checked_field(name, value) for name, values in listed for value in values]

@@ -330,9 +330,18 @@ def test_complete_runs_though_the_filter_failed_and_what_it_raises_is_counted():
     assert placed.stats_in(Phase.REQUEST_HEADERS).failed == 2
 
 
-@pytest.mark.parametrize("wrong", [(b"x y", b"1"), (b"x", b"a\r\nb: c"), (b"x", "text")])
-def test_a_response_with_an_invalid_field_is_a_failure_of_the_filter(wrong):
-    steps, stats = only(lambda x: LocalResponse(200, (wrong,)))
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        LocalResponse(200, ((b"x y", b"1"),)),
+        LocalResponse(200, ((b"x", b"a\r\nb: c"),)),
+        LocalResponse(200, ((b"x", "text"),)),  # type: ignore[arg-type]
+        LocalResponse(200, phrase=b"OK\r\nb: c"),
+    ],
+    ids=["name", "lines", "text", "phrase"],
+)
+def test_an_invalid_response_is_a_failure_of_the_filter(wrong):
+    steps, stats = only(lambda x: wrong)
     with pytest.raises(GatewayFault) as caught:
         run(steps, exchange())
     assert (caught.value.reason, caught.value.status) == (Reason.FILTER_FAILED, 502)
@@ -349,3 +358,9 @@ async def test_the_framing_of_a_response_is_not_the_filters_to_say():
         made = run(only(call)[0], exchange())
         made = await made if isinstance(made, asyncio.Task) else made
         assert (made.fields, made.body) == (((b"X-A", b"1"),), b"body")
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_response_that_has_no_body_gets_none_from_a_filter(status):
+    made = run(only(lambda x: LocalResponse(status, body=b"HTTP/1.1 200 OK\r\n\r\n"))[0], exchange())
+    assert made == LocalResponse(status)
