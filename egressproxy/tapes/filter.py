@@ -12,11 +12,11 @@ import json
 import logging
 import re
 from bisect import bisect_left
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from operator import itemgetter
+from itertools import accumulate, pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -24,7 +24,6 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from egressproxy.ai.content.body_kinds import media_type_of
 from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, LocalResponse, Phase, Rejected
 from egressproxy.filters.base import OfMessages
 from egressproxy.filters.content_coding import CODINGS, ContentDecoder, Undecodable, coding_of, is_readable, new_encoder
@@ -32,9 +31,20 @@ from egressproxy.model.exchange import StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.tapes import Report
 from egressproxy.tapes.masking import Masker
-from egressproxy.tapes.matching import Asked, Library, Recording, Rules
+from egressproxy.tapes.matching import Asked, Library, Rules
 from egressproxy.tapes.player import TICKET, Player
-from egressproxy.tapes.tape import Headers, Interaction, TapeError, file_name, read, read_folder, write, written
+from egressproxy.tapes.tape import (
+    EVENTS,
+    Headers,
+    Interaction,
+    TapeError,
+    file_name,
+    media_type,
+    read,
+    read_folder,
+    write,
+    written,
+)  # fmt: skip
 
 log = logging.getLogger("egressproxy.tapes")
 
@@ -55,7 +65,7 @@ _DROPPED: Final = frozenset(
 #: Of those that are played; the gateway tells the time itself.
 _OURS: Final = _DROPPED | {"date"}
 _DIGESTS: Final = frozenset(("digest", "content-digest", "repr-digest", "content-md5"))
-EVENTS: Final = b"text/event-stream"
+
 _PORTS: Final = {b"http": 80, b"https": 443}
 
 
@@ -75,20 +85,22 @@ class TapeConfig(BaseModel):
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """What has been seen of one exchange. `size`: bytes of both bodies."""
+    """What has been seen of one exchange. `size`: bytes of both bodies. `pieces`: of the response, with the seconds
+    behind the head. `is_looked_up`: the library was asked for it.
+    """
 
     uri: str
     request_fields: Fields
     began: datetime
     started_at: float
     is_recorded: bool
+    is_looked_up: bool = False
     request: list[bytes] = field(default_factory=list)
-    response: list[bytes] = field(default_factory=list)
+    response: list[tuple[float, bytes]] = field(default_factory=list)
     response_fields: Fields | None = None
     status: int = 0
     phrase: str = ""
     head_at: float = 0.0
-    pieces: list[tuple[float, int]] = field(default_factory=list)  # seconds behind the head, bytes until then
     size: int = 0
     has_body: bool = False
     has_ended: bool = False
@@ -129,7 +141,8 @@ class _Tapes:
             name = file_name(found.uri)
             self._entries_of(name).append((found, written(found)))
         except Exception as error:  # the exchange itself went well
-            tell(self.report.unrecorded, f"{method} {file_name(taken.uri)}: {type(error).__name__}")
+            why = str(error) if type(error) is ValueError else type(error).__name__
+            tell(self.report.unrecorded, f"{method} {file_name(taken.uri)}: {why}")
             log.warning("an exchange with %s is not on tape: %s", file_name(taken.uri), type(error).__name__)
             return
         self._unwritten.add(name)
@@ -228,13 +241,11 @@ class TapeFilter(Filter):
     def request_headers(self, exchange: Exchange) -> LocalResponse | Awaitable[LocalResponse | None] | None:
         """Answers a request without a body from the tapes. Raises Rejected for other requests of a strict run."""
         if exchange.is_tunnel:
-            self._pass_unseen(f"a tunnel to {exchange.authority}", "its TLS is not opened")
-            return None
+            return self._pass_unseen(f"a tunnel to {exchange.authority or exchange.listener}", "its TLS is not opened")
         taken = _taken(exchange, is_recorded=bool(self._tapes.config.record_to))
         if exchange.request.upgrade:
-            uri = self._tapes.masker.uri(taken.uri)
-            self._pass_unseen(f"{exchange.request.upgrade.decode('latin-1')} of {uri}", "tapes have HTTP alone")
-            return None
+            what = f"{exchange.request.upgrade.decode('latin-1')} of {self._tapes.masker.uri(taken.uri)}"
+            return self._pass_unseen(what, "tapes have HTTP alone")
         exchange.keep(_TAKEN, taken)
         return self._answer(exchange, taken, b"") if exchange.request.body == 0 else None
 
@@ -246,7 +257,7 @@ class TapeFilter(Filter):
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """Whole, if it is compared with tapes; in pieces, if it is recorded."""
-        taken = _of(exchange)
+        taken = exchange.state.get(_TAKEN)
         if taken is None:
             return None
         if phase is Phase.REQUEST_BODY and self._tapes.library is not None:
@@ -260,17 +271,14 @@ class TapeFilter(Filter):
         self, exchange: Exchange, data: bytes, last: bool
     ) -> bytes | LocalResponse | Awaitable[bytes | LocalResponse]:
         """As `request_headers`, for a request with a body."""
-        taken = _of(exchange)
+        taken = exchange.state.get(_TAKEN)
         if taken is None:
             return data
-        self._keep(taken, taken.request, data)
-        if self._tapes.library is None:
-            return data
-        body = _decoded(data, taken.request_fields)
+        if _has_room(taken, data):
+            taken.request.append(data)
+        body = _decoded(data, taken.request_fields) if self._tapes.library is not None else None
         answer = self._answer(exchange, taken, data if body is None else body)
-        if answer is None or isinstance(answer, LocalResponse):
-            return data if answer is None else answer
-        return _or_data(answer, data)
+        return _or_data(answer, data) if isinstance(answer, Awaitable) else answer or data
 
     def _answer(
         self, exchange: Exchange, taken: _Taken, body: bytes
@@ -278,6 +286,7 @@ class TapeFilter(Filter):
         tapes = self._tapes
         if tapes.library is None:
             return None
+        taken.is_looked_up = True
         method = exchange.method.decode("latin-1")
         uri, headers, body = tapes.masker.request(taken.uri, _headers(taken.request_fields), body)
         asked = Asked.of(tapes.library.rules, method, uri, headers, body)
@@ -293,25 +302,25 @@ class TapeFilter(Filter):
             return None
         taken.is_recorded = False
         tapes.report.played += 1
-        if tapes.player is not None and found.interaction.is_stream and found.interaction.body:
-            return self._sent_on(exchange, found, tapes.player)
-        is_over = found.played > 1 or not found.interaction.body
-        return _never() if found.interaction.is_open and is_over else response_of(found, taken.request_fields)
+        played = found.interaction
+        if tapes.player is not None and played.body and media_type(played.headers) == EVENTS:
+            return self._sent_on(exchange, played, tapes.player)
+        is_over = found.played > 1 or not played.body
+        return _never() if played.is_open and is_over else response_of(played, taken.request_fields)
 
-    async def _sent_on(self, exchange: Exchange, found: Recording, player: Player) -> None:
+    async def _sent_on(self, exchange: Exchange, played: Interaction, player: Player) -> None:
         """Have the player send this stream."""
-        body, times = found.interaction.body, found.interaction.events
-        ends = ends_of_events(body)
+        body, times, ends = played.body, played.events or (0.0,), ends_of_events(played.body)
         pieces = [
-            (times[at] if at < len(times) else times[-1] if times else 0.0, body[begin:end])
-            for at, (begin, end) in enumerate(zip((0, *ends), ends, strict=False))
-        ]
-        answer = replace(response_of(found, Fields()), body=b"")
-        exchange.request.fields.set(TICKET, await player.ticket(answer, pieces))
+            (times[min(at, len(times) - 1)], body[begin:end])
+            for at, (begin, end) in enumerate(pairwise((0, *ends)))
+        ]  # fmt: skip
+        head = replace(response_of(played, Fields()), body=b"")
+        exchange.request.fields.set(TICKET, await player.ticket(head, pieces))
 
     # --- responses ---------------------------------------------------------------------------------------------------
     def response_headers(self, exchange: Exchange) -> None:
-        taken = _of(exchange)
+        taken = exchange.state.get(_TAKEN)
         if taken is not None and taken.is_recorded:
             head = exchange.response
             taken.status, taken.phrase = head.status, head.phrase.decode("latin-1")
@@ -319,37 +328,30 @@ class TapeFilter(Filter):
             taken.head_at = monotonic()
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
-        taken = _of(exchange)
+        taken = exchange.state.get(_TAKEN)
         if taken is not None and taken.is_recorded:
-            self._keep(taken, taken.response, data)
             taken.has_body, taken.has_ended = True, last
-            if data:
-                before = taken.pieces[-1][1] if taken.pieces else 0
-                taken.pieces.append((monotonic() - taken.head_at, before + len(data)))
+            if _has_room(taken, data):
+                taken.response.append((monotonic() - taken.head_at, data))
         return data
 
-    def _keep(self, taken: _Taken, pieces: list[bytes], data: bytes) -> None:
-        taken.size += len(data)
-        if taken.size <= MAX_BODY:
-            pieces.append(data)
-
     def complete(self, exchange: Exchange) -> None:
-        taken = _of(exchange)
-        if taken is None or not taken.is_recorded:
+        taken = exchange.state.get(_TAKEN)
+        if taken is None:
             return
-        method = exchange.method.decode("latin-1")
+        report, method = self._tapes.report, exchange.method.decode("latin-1")
+        what = f"{method} {self._tapes.masker.uri(taken.uri)}"
+        if self._tapes.config.strict and not taken.is_looked_up:
+            tell(report.missing, f"{what}: it was refused before its body was there")
+        if not taken.is_recorded:
+            return
         fields = taken.response_fields
-        why = ""
         if fields is None:
-            why = "it has no answer"
+            tell(report.unrecorded, f"{what}: it has no answer")
         elif taken.size > MAX_BODY:
-            why = f"its bodies have more than {MAX_BODY >> 20} MiB"
-        elif taken.status > 599:
-            why = f"its status is {taken.status}"
-        elif taken.has_body and not taken.has_ended and media_type_of(fields) != EVENTS:
-            why = "its answer broke off"
-        if why:
-            tell(self._tapes.report.unrecorded, f"{method} {self._tapes.masker.uri(taken.uri)}: {why}")
+            tell(report.unrecorded, f"{what}: its bodies have more than {MAX_BODY >> 20} MiB")
+        elif taken.has_body and not taken.has_ended and media_type(_headers(fields)) != EVENTS:
+            tell(report.unrecorded, f"{what}: its answer broke off")
         else:
             self._tapes.take(method, taken)
 
@@ -358,14 +360,15 @@ class TapeFilter(Filter):
 def _taken(exchange: Exchange, *, is_recorded: bool) -> _Taken:
     authority, scheme = exchange.authority, exchange.scheme
     assert authority is not None
-    host = f"[{authority.host}]" if ":" in authority.host else authority.host
-    port = "" if authority.port == _PORTS.get(scheme) else f":{authority.port}"
-    uri = f"{scheme.decode()}://{host}{port}{exchange.request.path.decode('latin-1')}"
+    uri = (
+        f"{scheme.decode()}://{authority.host_field(_PORTS[scheme]).decode()}{exchange.request.path.decode('latin-1')}"
+    )
     return _Taken(uri, Fields(exchange.request.fields.block), datetime.now(UTC), monotonic(), is_recorded)
 
 
-def _of(exchange: Exchange) -> _Taken | None:
-    return exchange.state.get(_TAKEN)
+def _has_room(taken: _Taken, data: bytes) -> bool:
+    taken.size += len(data)
+    return taken.size <= MAX_BODY
 
 
 def _headers(fields: Fields) -> Headers:
@@ -382,53 +385,43 @@ def _text(value: bytes) -> str:
 def _decoded(body: bytes, fields: Fields) -> bytes | None:
     """The body without its content coding; None where it has one that cannot be undone."""
     coding = coding_of(fields)
-    if not coding:
+    if not coding or not body:
         return body
-    if not is_readable(coding):
-        return None
     try:
-        return ContentDecoder(coding).decode(body, last=True)
+        return ContentDecoder(coding).decode(body, last=True) if is_readable(coding) else None
     except Undecodable:
         return None
 
 
 def interaction_of(method: str, taken: _Taken, took: float) -> Interaction:
-    """The exchange as a tape has it, not yet masked."""
+    """The exchange as a tape has it, not yet masked. Raises ValueError for what a tape cannot have."""
     fields = taken.response_fields
     assert fields is not None
-    asked, answered = b"".join(taken.request), b"".join(taken.response)
-    request, response = _decoded(asked, taken.request_fields), _decoded(answered, fields)
-    coding = coding_of(fields) if response is not None else b""
+    request = _decoded(b"".join(taken.request), taken.request_fields)
+    response = _decoded(b"".join(data for _, data in taken.response), fields)
+    if request is None or response is None:
+        raise ValueError("a body has a coding that cannot be undone, so that it cannot be masked")
+    if taken.status > 599:
+        raise ValueError(f"its status is {taken.status}")
+    coding, headers = coding_of(fields).decode(), _kept(fields)
     events: tuple[float, ...] = ()
-    if media_type_of(fields) == EVENTS and response:
-        events = event_times(response, taken.pieces if not coding else [(took, len(response))])
-    is_open = taken.has_body and not taken.has_ended and method == "GET"
+    if response and media_type(headers) == EVENTS:
+        events = event_times(response, [(took, response)] if coding else taken.response)
     return Interaction(
-        method,
-        taken.uri,
-        _kept(taken.request_fields, keeps_coding=request is None),
-        asked if request is None else request,
-        taken.status,
-        taken.phrase,
-        _kept(fields, keeps_coding=response is None),
-        answered if response is None else response,
-        f"{taken.began:%Y-%m-%dT%H:%M:%SZ}",
-        took,
-        coding.decode(),
-        events,
-        is_open,
-    )
+        method, taken.uri, _kept(taken.request_fields), request, taken.status, taken.phrase, headers, response,
+        f"{taken.began:%Y-%m-%dT%H:%M:%SZ}", took, coding, events,
+        is_open=taken.has_body and not taken.has_ended and method == "GET",
+    )  # fmt: skip
 
 
-def _kept(fields: Fields, *, keeps_coding: bool) -> Headers:
-    dropped = (_DROPPED | _DIGESTS) - ({"content-encoding"} if keeps_coding else set())
-    return [each for each in _headers(fields) if each[0] not in dropped]
+def _kept(fields: Fields) -> Headers:
+    return [each for each in _headers(fields) if each[0] not in _DROPPED | _DIGESTS]
 
 
-def event_times(body: bytes, pieces: list[tuple[float, int]]) -> tuple[float, ...]:
+def event_times(body: bytes, pieces: Sequence[tuple[float, bytes]]) -> tuple[float, ...]:
     """When each event of a stream was complete: the time of the piece with its end."""
-    last = len(pieces) - 1
-    return tuple(pieces[min(bisect_left(pieces, end, key=itemgetter(1)), last)][0] for end in ends_of_events(body))
+    came = list(accumulate(len(data) for _, data in pieces))
+    return tuple(pieces[bisect_left(came, end)][0] for end in ends_of_events(body))
 
 
 def ends_of_events(body: bytes) -> list[int]:
@@ -436,17 +429,13 @@ def ends_of_events(body: bytes) -> list[int]:
     return sorted({*(found.end() for found in re.finditer(rb"\r?\n\r?\n", body)), len(body)} - {0})
 
 
-def response_of(found: Recording, request: Fields) -> LocalResponse:
+def response_of(recorded: Interaction, request: Fields) -> LocalResponse:
     """The recorded response, in its coding if this client takes that."""
-    recorded = found.interaction
-    fields = [
-        (name.encode("latin-1"), value.encode())
-        for name, value in recorded.headers
-        if name.lower() not in _OURS - ({"content-encoding"} if not recorded.coding else set())
-    ]
+    dropped = _OURS - (set() if recorded.coding else {"content-encoding"})
+    fields = [(name.encode(), value.encode()) for name, value in recorded.headers if name.lower() not in dropped]
     body, coding = recorded.body, recorded.coding.encode()
-    accepted = b",".join(request.get_all(b"accept-encoding")).lower()
-    if body and coding in CODINGS and coding in [each.partition(b";")[0].strip() for each in accepted.split(b",")]:
+    accepted = b",".join(request.get_all(b"accept-encoding")).lower().split(b",")
+    if body and coding in CODINGS and coding in [each.partition(b";")[0].strip() for each in accepted]:
         body = new_encoder(coding).encode(body, last=True)
         fields.append((b"content-encoding", coding))
     return LocalResponse(recorded.status, tuple(fields), body, recorded.phrase.encode("latin-1", "replace"))

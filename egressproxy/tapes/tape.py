@@ -37,6 +37,7 @@ _SHOWN: Final = 80
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _HEAD: Final = "version: 1\ninteractions:\n"
 
+EVENTS: Final = "text/event-stream"
 Headers = list[tuple[str, str]]
 
 
@@ -81,10 +82,6 @@ class Interaction:
         has_digest = any(name.endswith("digest") for name, _ in self.headers)
         body = self.body if has_digest else _readable(self.body, media_type(self.headers))
         return replace(self, request_body=asked, body=body)
-
-    @property
-    def is_stream(self) -> bool:
-        return media_type(self.headers) == "text/event-stream"
 
 
 def media_type(headers: Headers) -> str:

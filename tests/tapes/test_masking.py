@@ -68,7 +68,7 @@ def gzipped(answer: bytes) -> Interaction:
     fields = Fields.of([(b"content-type", b"application/json"), (b"content-encoding", b"gzip")])
     taken = _Taken("https://api.example.com/", Fields(), datetime.now(UTC), 0.0, is_recorded=True)
     taken.response_fields, taken.status, taken.phrase = fields, 200, "OK"
-    taken.response, taken.has_body, taken.has_ended = [gzip.compress(answer)], True, True
+    taken.response, taken.has_body, taken.has_ended = [(0.0, gzip.compress(answer))], True, True
     return interaction_of("GET", taken, 0.1)
 
 

@@ -16,6 +16,7 @@ from egressproxy.config.reading.load import load
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.filters.testing import FilterHarness, FilterResult, exchange, response
 from egressproxy.tapes import Report, Run, TapeError
+from egressproxy.tapes.filter import MAX_REQUEST
 from egressproxy.tapes.tape import read_folder
 
 URL = "https://api.example.com/v1/x"
@@ -164,3 +165,48 @@ def test_options_that_do_not_fit_are_refused(options: list[str], told: str, tmp_
     result = CliRunner().invoke(main, ["run", *words])
     assert result.exit_code == 2, result.output
     assert told in result.output
+
+
+def test_what_cannot_be_masked_or_played_is_not_recorded(tmp_path: Path):
+    broken = gzip.compress(b'{"password": "hunter2x"}')[:-9]
+    odd = lambda harness: harness.run(exchange("GET", URL), response=response(799), response_body=b"x")  # noqa: E731
+    _, told = played(tapes.record(tmp_path), post("a", broken), odd, get())
+    assert told.recorded == 1
+    assert told.unrecorded == [
+        "POST api.example.com.yaml: a body has a coding that cannot be undone, so that it cannot be masked",
+        "GET api.example.com.yaml: its status is 799",
+    ]
+    assert [each.status for each in read_folder(tmp_path)] == [200]
+
+
+def test_a_request_that_is_refused_before_its_body_came_is_missing_in_a_strict_run(tmp_path: Path):
+    played(tapes.record(tmp_path), get())
+    too_long = b"x" * (MAX_REQUEST + 1)
+    run = tapes.replay(tmp_path, strict=True)
+    _, told = played(run, get(), lambda harness: harness.run(exchange("POST", URL), request_body=too_long))
+    assert told.missing == [f"POST {URL}: it was refused before its body was there"]
+
+
+def test_one_run_at_a_time_records_into_a_folder(tmp_path: Path):
+    first = tapes.record(tmp_path)
+    with pytest.raises(TapeError, match="another run records there now"):
+        tapes.replay(tmp_path, record_to=tmp_path)
+    first.finish()
+    tapes.record(tmp_path).finish()
+
+
+def test_the_tapes_of_other_hosts_are_written_where_one_cannot_be(tmp_path: Path):
+    (tmp_path / "a.example.yaml").mkdir()
+    _, told = played(tapes.record(tmp_path), get("https://a.example/"), get("https://b.example/"))
+    assert told.unrecorded == [f"{tmp_path}/a.example.yaml: Is a directory"]
+    assert not told.is_complete
+    assert [each.uri for each in read_folder(tmp_path)] == ["https://b.example/"]
+
+
+def test_a_run_whose_gateway_was_killed_is_not_complete(tmp_path: Path):
+    run = tapes.record(tmp_path)
+    settings = run.extension
+    FilterHarness(settings["config"], phase=settings["phase"], folder=str(run.write(["agents/egress"])))
+    told = run.finish()
+    assert told.lines() == ["not on tape: the gateway was killed"]
+    assert not told.is_complete

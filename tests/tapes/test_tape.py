@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import yaml
@@ -13,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.cli.main import main
-from egressproxy.tapes.checks import answer_changes, header_of
+from egressproxy.tapes.checks import answer_changes, drift, header_of, is_to
 from egressproxy.tapes.filter import ends_of_events, event_times
 from egressproxy.tapes.masking import Masker
 from egressproxy.tapes.tape import Interaction, TapeError, file_name, read, write, written
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
 
 JSON = [("content-type", "application/json")]
 EVENTS = [("content-type", "text/event-stream")]
@@ -158,7 +162,8 @@ def test_a_host_has_a_file(uri: str, name: str):
 def test_events_have_the_time_of_the_piece_that_ends_them():
     body = b"data: 1\n\ndata: 2\r\n\r\n: x\n\nrest"
     assert [body[:end][-4:] for end in ends_of_events(body)] == [b" 1\n\n", b"\r\n\r\n", b" x\n\n", b"rest"]
-    assert event_times(body, [(0.1, 4), (0.2, 11), (0.3, len(body))]) == (0.2, 0.3, 0.3, 0.3)
+    pieces = [(0.1, body[:4]), (0.2, body[4:11]), (0.3, body[11:])]
+    assert event_times(body, pieces) == (0.2, 0.3, 0.3, 0.3)
 
 
 def test_a_check_finds_what_somebody_has_written_by_hand(tmp_path: Path):
@@ -189,6 +194,57 @@ def test_har_there_and_back(tmp_path: Path):
     again = tapes("import", tmp_path / "a.har", "--to", tmp_path / "b")
     assert again.exit_code == 1
     assert "--force" in again.output
+
+
+@pytest.mark.parametrize(
+    ("uri", "host", "is_its"),
+    [
+        ("https://api.example.com/x", "api.example.com", True),
+        ("https://api.example.com:8443/x", "API.example.com:8443", True),
+        ("https://api.example.com:8443/x", "api.example.com:443", False),
+        ("https://api.example.com:443@evil.example/x", "api.example.com", False),
+        ("https://api.example.com:x@evil.example/x", "api.example.com", False),
+    ],
+    ids=["host", "port", "other-port", "user", "password"],
+)
+def test_a_credential_goes_to_its_host_alone(uri: str, host: str, is_its: bool):
+    assert is_to(Interaction("GET", uri, [], b"", 200, "OK", [], b""), host) is is_its
+
+
+async def test_a_credential_is_not_sent_in_plain_http():
+    sent = []
+
+    class Session:
+        def request(self, *_: str, headers: list[tuple[str, str]], **__: object) -> None:
+            sent.append(headers)
+            raise OSError
+
+    for uri in ("http://api.example.com/", "https://api.example.com/"):
+        found = Interaction("GET", uri, [("authorization", "Bearer [SECRET]")], b"", 200, "OK", [], b"")
+        await drift(cast("ClientSession", Session()), found, [("authorization", "Bearer key")])
+    assert sent == [[], [("authorization", "Bearer key")]]
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ({"name": "set-cookie", "value": "a=1\nb=2"}, ""),
+        ({"name": "x", "value": "a\rb: c"}, "is no text of one line"),
+        ({"name": "x y", "value": "a"}, "a name that HTTP does not allow"),
+    ],
+    ids=["joined", "lines", "name"],
+)
+def test_an_archive_becomes_a_tape_that_can_be_read(tmp_path: Path, header: dict[str, str], told: str):
+    entry = {
+        "request": {"method": "GET", "url": "https://a.example/"},
+        "response": {"status": 200, "headers": [header]},
+    }
+    (tmp_path / "a.har").write_text(json.dumps({"log": {"entries": [entry]}}), "utf-8")
+    made = tapes("import", tmp_path / "a.har", "--to", tmp_path / "b")
+    assert (told in made.output, made.exit_code) == (True, int(bool(told)))
+    if not told:
+        (found,) = read(tmp_path / "b" / "a.example.yaml")
+        assert found.headers == [("set-cookie", "a=[SECRET]"), ("set-cookie", "b=[SECRET]")]
 
 
 def test_drift_is_told_by_field():
