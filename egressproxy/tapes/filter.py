@@ -241,11 +241,13 @@ class TapeFilter(Filter):
     def request_headers(self, exchange: Exchange) -> LocalResponse | Awaitable[LocalResponse | None] | None:
         """Answers a request without a body from the tapes. Raises Rejected for other requests of a strict run."""
         if exchange.is_tunnel:
-            return self._pass_unseen(f"a tunnel to {exchange.authority or exchange.listener}", "its TLS is not opened")
+            self._pass_unseen(f"a tunnel to {exchange.authority or exchange.listener}", "its TLS is not opened")
+            return None
         taken = _taken(exchange, is_recorded=bool(self._tapes.config.record_to))
         if exchange.request.upgrade:
             what = f"{exchange.request.upgrade.decode('latin-1')} of {self._tapes.masker.uri(taken.uri)}"
-            return self._pass_unseen(what, "tapes have HTTP alone")
+            self._pass_unseen(what, "tapes have HTTP alone")
+            return None
         exchange.keep(_TAKEN, taken)
         return self._answer(exchange, taken, b"") if exchange.request.body == 0 else None
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from egressproxy.tapes.tape import Headers, Interaction, TapeError, boundary_of, is_json, media_type, value_of
+from egressproxy.tapes.tape import Headers, Interaction, TapeError, boundary_of, counted, is_json, media_type, value_of
 
 #: Members that clients fill anew in each run: traces of agents' SDKs, keys of idempotency, and who asks.
 IGNORED: Final = (
@@ -65,27 +67,16 @@ class Asked:
     def of(cls, rules: Rules, method: str, uri: str, headers: Headers, body: bytes) -> Asked:
         """The masked request, without what `rules` leave out."""
         parts = urlsplit(uri)
-        query = (
-            (name, steady(value))
-            for name, value in parse_qsl(parts.query, keep_blank_values=True)
-            if name.lower() not in rules.query
-        )
-        host = parts.netloc.lower()
-        host = host.removesuffix({"http": ":80", "https": ":443"}.get(parts.scheme, ":"))
-        return cls(
-            method, parts.scheme, host, steady(parts.path or "/"), tuple(sorted(query)), _body(rules, headers, body)
-        )
-
-    @property
-    def url(self) -> str:
-        """With the parameters in order."""
-        query = "&".join(f"{name}={value}" for name, value in self.query)
-        return f"{self.scheme}://{self.host}{self.path}{f'?{query}' if query else ''}"
+        pairs = parse_qsl(parts.query, keep_blank_values=True)
+        query = sorted((name, steady(value)) for name, value in pairs if name.lower() not in rules.query)
+        host = parts.netloc.lower().removesuffix({"http": ":80", "https": ":443"}.get(parts.scheme, ":"))
+        return cls(method, parts.scheme, host, steady(parts.path or "/"), tuple(query), _body(rules, headers, body))
 
     @property
     def key(self) -> str:
         """Equal for equal requests."""
-        return json.dumps([self.method, self.url, self.body], sort_keys=True, default=_hexadecimal)
+        url = (self.method, self.scheme, self.host, self.path, self.query)
+        return json.dumps((url, self.body), sort_keys=True, default=bytes.hex)
 
 
 def steady(text: str) -> str:
@@ -97,28 +88,21 @@ def steady(text: str) -> str:
 
 def _body(rules: Rules, headers: Headers, body: bytes) -> Any:
     media = media_type(headers)
+    if media.startswith("multipart/") and (boundary := boundary_of(value_of(headers, "content-type"))):
+        body = body.replace(boundary, b"boundary")
     try:
         text = body.decode()
     except UnicodeDecodeError:
-        return _without_boundary(body, headers)
+        return body
+    if media == "application/x-www-form-urlencoded":
+        return sorted([name, steady(value)] for name, value in parse_qsl(text, keep_blank_values=True))
     if is_json(media) or text.lstrip()[:1] in ("{", "["):
-        try:
+        with suppress(ValueError, RecursionError):
             value = json.loads(text)
             for path in rules.body:
                 _remove(value, path)
             return _steady_value(value)
-        except (ValueError, RecursionError):
-            return steady(text)
-    if media == "application/x-www-form-urlencoded":
-        return sorted([name, steady(value)] for name, value in parse_qsl(text, keep_blank_values=True))
-    if media == "multipart/form-data":
-        return _without_boundary(body, headers).decode()
     return steady(text)
-
-
-def _without_boundary(body: bytes, headers: Headers) -> bytes:
-    boundary = boundary_of(value_of(headers, "content-type"))
-    return body.replace(boundary, b"boundary") if boundary else body
 
 
 def _steady_value(value: Any) -> Any:
@@ -129,46 +113,31 @@ def _steady_value(value: Any) -> Any:
     return steady(value) if isinstance(value, str) else value
 
 
-def _hexadecimal(value: object) -> str:
-    assert isinstance(value, bytes)
-    return value.hex()
-
-
 # --- JSON paths ------------------------------------------------------------------------------------------------------
 def _steps(path: str) -> tuple[Step, ...]:
     """The steps of a JSON path. Raises TapeError."""
-    found, at = list[Step](), 1
-    while path.startswith("$") and at < len(path):
-        match = _PATH.match(path, at)
-        if match is None:
-            break
-        dots, name, index, quoted = match.groups()
-        step: str | int = name or quoted or (int(index) if index.isdigit() else index)
-        found.append((dots == "..", step))
-        at = match.end()
-    if not found or at < len(path):
+    found = [*_PATH.finditer(path)]
+    if not found or path != "$" + "".join(each.group() for each in found):
         raise TapeError(f"{path!r} is no JSON path: write one such as $.user, $.messages[*].id, or $..id for any depth")
-    return tuple(found)
+    parts = (each.groups() for each in found)
+    return tuple(
+        (dots == "..", name or quoted or (int(index) if index.isdigit() else index))
+        for dots, name, index, quoted in parts
+    )
 
 
-def _remove(value: Any, steps: tuple[Step, ...]) -> None:
-    (is_deep, step), *rest = steps
-    if is_deep:
-        for each in list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
-            _remove(each, steps)
-    if isinstance(value, dict):
-        keys: list[Any] = list(value) if step == "*" else [step] if step in value else []
-    elif isinstance(value, list):
-        keys = list(range(len(value)))[::-1] if step == "*" else []
-        if isinstance(step, int) and step < len(value):
-            keys = [step]
-    else:
+def _remove(value: Any, steps: Sequence[Step]) -> None:
+    if not isinstance(value, dict | list):
         return
-    for key in keys:
-        if rest:
-            _remove(value[key], tuple(rest))
-        else:
-            del value[key]
+    (is_deep, step), *rest = steps
+    for key, each in [*(value.items() if isinstance(value, dict) else enumerate(value))][::-1]:
+        if is_deep:
+            _remove(each, steps)
+        if step in ("*", key):
+            if rest:
+                _remove(each, rest)
+            else:
+                del value[key]
 
 
 def differences(before: Any, after: Any, path: str = "$") -> Iterator[tuple[str, Any, Any]]:
@@ -233,17 +202,9 @@ class Library:
         self._by_key: dict[str, list[Recording]] = {}
         self.all: list[Recording] = []
         for each in interactions:
-            self.add(each)
-
-    def add(self, interaction: Interaction) -> Recording:
-        """Append a recording."""
-        asked = Asked.of(
-            self.rules, interaction.method, interaction.uri, interaction.request_headers, interaction.request_body
-        )
-        made = Recording(interaction, asked)
-        self.all.append(made)
-        self._by_key.setdefault(asked.key, []).append(made)
-        return made
+            asked = Asked.of(rules, each.method, each.uri, each.request_headers, each.request_body)
+            self.all.append(made := Recording(each, asked))
+            self._by_key.setdefault(asked.key, []).append(made)
 
     def find(self, asked: Asked) -> Recording | None:
         """The recording that answers this request, which counts as played; None: there is none (left)."""
@@ -255,14 +216,11 @@ class Library:
             chosen.played += 1
         return chosen
 
-    def unplayed(self) -> list[Recording]:
-        return [each for each in self.all if not each.played]
-
     def why_missing(self, asked: Asked) -> str:
         """Why no recording answers: the first field in which the nearest one differs, and that one."""
         if again := self._by_key.get(asked.key):
-            many = f"{len(again)} time" + ("" if len(again) == 1 else "s")
-            return f"it was recorded {many} and has been played as often (last: {again[-1].interaction.title})"
+            last = again[-1].interaction.title
+            return f"it was recorded {counted(len(again), 'time')} and has been played as often (last: {last})"
         nearest = min(self.all, key=lambda each: _distance(each.asked, asked), default=None)
         if nearest is None:
             return "the tapes are empty"
@@ -272,19 +230,16 @@ class Library:
 def _distance(recorded: Asked, asked: Asked) -> tuple[int, ...]:
     """The most different first; within one URL by the fields of the body."""
     is_same_url = recorded.host == asked.host and recorded.path == asked.path
-    fields = sum(1 for _ in differences(recorded.body, asked.body)) if is_same_url else 0
     return (
         recorded.host != asked.host,
         recorded.path != asked.path,
         -_common(recorded.path, asked.path),
         recorded.method != asked.method,
         len(set(recorded.query) ^ set(asked.query)),
-        fields,
+        sum(1 for _ in differences(recorded.body, asked.body)) if is_same_url else 0,
     )
 
 
 def _common(one: str, other: str) -> int:
     """The characters with which both begin."""
-    return next(
-        (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
-    )
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -35,10 +35,9 @@ class Player:
     async def ticket(self, head: LocalResponse, pieces: Pieces) -> bytes:
         """A ticket for one response. Raises OSError where the port is taken."""
         async with self._lock:
-            if self._server is None:
-                self._server = await asyncio.start_server(
-                    self._serve, "127.0.0.1", self._port, limit=_MAX_HEAD
-                )  # fmt: skip
+            self._server = self._server or await asyncio.start_server(
+                self._serve, "127.0.0.1", self._port, limit=_MAX_HEAD
+            )
         made = secrets.token_hex(16).encode()
         self._tickets[made] = head, pieces
         return made
@@ -48,27 +47,19 @@ class Player:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
+        with suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError, KeyError):
             async with asyncio.timeout(_HEAD_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-            lines = (line.partition(b":")[::2] for line in head.split(b"\r\n"))
-            ticket = next((value.strip() for name, value in lines if name.lower() == TICKET), b"")
-            found = self._tickets.pop(ticket, None)
-            if found is not None:
-                await self._play(writer, *found)
-        writer.close()
-
-    async def _play(self, writer: asyncio.StreamWriter, head: LocalResponse, pieces: Pieces) -> None:
-        fields = b"".join(b"%b: %b\r\n" % each for each in head.fields)
-        writer.write(
-            b"HTTP/1.1 %d \r\n%bconnection: close\r\ntransfer-encoding: chunked\r\n\r\n" % (head.status, fields)
-        )
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        for at, data in pieces:
-            await asyncio.sleep(max(0.0, began + at - loop.time()))
-            if data:
+                lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+            found = (line.split(b": ", 1)[1] for line in lines if line.lower().startswith(TICKET + b": "))
+            head, pieces = self._tickets.pop(next(found, b""))
+            fields = b"".join(b"%b: %b\r\n" % each for each in head.fields)
+            writer.write(
+                b"HTTP/1.1 %d \r\n%bconnection: close\r\ntransfer-encoding: chunked\r\n\r\n" % (head.status, fields)
+            )
+            began = asyncio.get_running_loop().time()
+            for at, data in pieces:
+                await asyncio.sleep(began + at - asyncio.get_running_loop().time())
                 writer.write(b"%x\r\n%b\r\n" % (len(data), data))
                 await writer.drain()
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
+            writer.write(b"0\r\n\r\n")
+        writer.close()
