@@ -111,12 +111,12 @@ def replay(
         raise TapeError("rhythm is for a strict replay, which asks no other backend: add --strict")
     if strict and record_to is not None:
         raise TapeError("--strict records nothing: leave out --record, or --strict")
-    ignored = {"ignoreBody": list(ignore_body), "ignoreQuery": list(ignore_query)}
+    ignored = {"ignore_body": list(ignore_body), "ignore_query": list(ignore_query)}
     Rules.of(*ignored.values())
     if not read_folder(Path(folder)) and strict:
         raise TapeError(f"{folder}: there is no tape to replay; record one with --record")
     target = None if record_to is None else Path(record_to)
-    return Run(target, Path(folder), strict=strict, playerPort=_free_port() if rhythm else 0, **ignored)
+    return Run(target, Path(folder), strict=strict, player_port=_free_port() if rhythm else 0, **ignored)
 
 
 class Run:
@@ -129,7 +129,7 @@ class Run:
         self.ca_pem, self._ca_key = new_ca("egressproxy tapes", time(), _CA_DAYS, path_length=0)
         self._work = TemporaryDirectory(prefix="egressproxy-tapes-")  # readable by this user alone
         self._report = Path(self._work.name) / "report.json"
-        folders = {"recordTo": record_to, "replayFrom": replay_from, "report": self._report}
+        folders = {"record_to": record_to, "replay_from": replay_from, "report": self._report}
         self._settings = {name: "" if path is None else str(path.absolute()) for name, path in folders.items()}
         self._settings |= settings
 
@@ -174,7 +174,7 @@ class Run:
             manifest("v1", "Secret", type="kubernetes.io/tls", stringData=pair),
             manifest(f"{_OURS}/v1alpha1", "EgressPolicy", spec=policy),
         ]
-        if port := self._settings.get("playerPort"):  # the only backend: see `tapes.player`
+        if port := self._settings.get("player_port"):  # the only backend: see `tapes.player`
             ports = [{"number": port, "protocol": "HTTP11", "tls": {"mode": "None"}}]
             backend = {"destination": {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": ports}}
             rules = [{"backendRefs": [{"group": _OURS, "kind": "Backend", "name": _NAME}]}]

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from bisect import bisect_left
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,7 +22,6 @@ from time import monotonic
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
-from pydantic.alias_generators import to_camel
 
 from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, LocalResponse, Phase, Rejected
 from egressproxy.filters.base import OfMessages
@@ -72,7 +71,7 @@ _PORTS: Final = {b"http": 80, b"https": 443}
 class TapeConfig(BaseModel):
     """As `Run.extension` writes it: folders, "" for none, and the file of the report."""
 
-    model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
+    model_config = ConfigDict(extra="forbid")
 
     record_to: str = ""
     replay_from: str = ""
@@ -238,7 +237,7 @@ class TapeFilter(Filter):
             self._tapes.close()
 
     # --- requests ----------------------------------------------------------------------------------------------------
-    def request_headers(self, exchange: Exchange) -> LocalResponse | Awaitable[LocalResponse | None] | None:
+    async def request_headers(self, exchange: Exchange) -> LocalResponse | None:
         """Answers a request without a body from the tapes. Raises Rejected for other requests of a strict run."""
         if exchange.is_tunnel:
             self._pass_unseen(f"a tunnel to {exchange.authority or exchange.listener}", "its TLS is not opened")
@@ -249,7 +248,7 @@ class TapeFilter(Filter):
             self._pass_unseen(what, "tapes have HTTP alone")
             return None
         exchange.keep(_TAKEN, taken)
-        return self._answer(exchange, taken, b"") if exchange.request.body == 0 else None
+        return await self._answer(exchange, taken, b"") if exchange.request.body == 0 else None
 
     def _pass_unseen(self, what: str, why: str) -> None:
         if self._tapes.config.strict:
@@ -269,27 +268,23 @@ class TapeFilter(Filter):
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
         return 0  # a recording must not make clients wait
 
-    def request_body(
-        self, exchange: Exchange, data: bytes, last: bool
-    ) -> bytes | LocalResponse | Awaitable[bytes | LocalResponse]:
+    async def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
         """As `request_headers`, for a request with a body."""
         taken = exchange.state.get(_TAKEN)
         if taken is None:
             return data
         if _has_room(taken, data):
             taken.request.append(data)
-        body = _decoded(data, taken.request_fields) if self._tapes.library is not None else None
-        answer = self._answer(exchange, taken, data if body is None else body)
-        return _or_data(answer, data) if isinstance(answer, Awaitable) else answer or data
+        return await self._answer(exchange, taken, data) or data
 
-    def _answer(
-        self, exchange: Exchange, taken: _Taken, body: bytes
-    ) -> LocalResponse | Awaitable[LocalResponse | None] | None:
+    async def _answer(self, exchange: Exchange, taken: _Taken, body: bytes) -> LocalResponse | None:
         tapes = self._tapes
         if tapes.library is None:
             return None
         taken.is_looked_up = True
         method = exchange.method.decode("latin-1")
+        decoded = _decoded(body, taken.request_fields)
+        body = body if decoded is None else decoded
         uri, headers, body = tapes.masker.request(taken.uri, _headers(taken.request_fields), body)
         asked = Asked.of(tapes.library.rules, method, uri, headers, body)
         found = tapes.library.find(asked)
@@ -306,19 +301,11 @@ class TapeFilter(Filter):
         tapes.report.played += 1
         played = found.interaction
         if tapes.player is not None and played.body and media_type(played.headers) == EVENTS:
-            return self._sent_on(exchange, played, tapes.player)
-        is_over = found.played > 1 or not played.body
-        return _never() if played.is_open and is_over else response_of(played, taken.request_fields)
-
-    async def _sent_on(self, exchange: Exchange, played: Interaction, player: Player) -> None:
-        """Have the player send this stream."""
-        body, times, ends = played.body, played.events or (0.0,), ends_of_events(played.body)
-        pieces = [
-            (times[min(at, len(times) - 1)], body[begin:end])
-            for at, (begin, end) in enumerate(pairwise((0, *ends)))
-        ]  # fmt: skip
-        head = replace(response_of(played, Fields()), body=b"")
-        exchange.request.fields.set(TICKET, await player.ticket(head, pieces))
+            exchange.request.fields.set(TICKET, await _ticket(played, tapes.player))
+            return None
+        if played.is_open and (found.played > 1 or not played.body):
+            await asyncio.get_running_loop().create_future()  # nothing more came until the client left
+        return response_of(played, taken.request_fields)
 
     # --- responses ---------------------------------------------------------------------------------------------------
     def response_headers(self, exchange: Exchange) -> None:
@@ -443,10 +430,10 @@ def response_of(recorded: Interaction, request: Fields) -> LocalResponse:
     return LocalResponse(recorded.status, tuple(fields), body, recorded.phrase.encode("latin-1", "replace"))
 
 
-async def _or_data(answer: Awaitable[LocalResponse | None], data: bytes) -> bytes | LocalResponse:
-    return await answer or data
-
-
-async def _never() -> None:
-    """Wait for the client to leave: nothing more came on this stream."""
-    await asyncio.get_running_loop().create_future()
+async def _ticket(played: Interaction, player: Player) -> bytes:
+    """For a stream that the player sends."""
+    body, times, ends = played.body, played.events or (0.0,), ends_of_events(played.body)
+    pieces = [
+        (times[min(at, len(times) - 1)], body[begin:end]) for at, (begin, end) in enumerate(pairwise((0, *ends)))
+    ]  # fmt: skip
+    return await player.ticket(replace(response_of(played, Fields()), body=b""), pieces)
