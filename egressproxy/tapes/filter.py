@@ -43,7 +43,7 @@ from egressproxy.tapes.tape import (
     read_folder,
     write,
     written,
-)  # fmt: skip
+)
 
 log = logging.getLogger("egressproxy.tapes")
 
@@ -64,7 +64,6 @@ _DROPPED: Final = frozenset(
 #: Of those that are played; the gateway tells the time itself.
 _OURS: Final = _DROPPED | {"date"}
 _DIGESTS: Final = frozenset(("digest", "content-digest", "repr-digest", "content-md5"))
-
 _PORTS: Final = {b"http": 80, b"https": 443}
 
 
@@ -84,7 +83,7 @@ class TapeConfig(BaseModel):
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """What has been seen of one exchange. `size`: bytes of both bodies. `pieces`: of the response, with the seconds
+    """What has been seen of one exchange. `size`: bytes of both bodies. `response`: pieces, each with the seconds
     behind the head. `is_looked_up`: the library was asked for it.
     """
 
@@ -281,15 +280,15 @@ class TapeFilter(Filter):
         tapes = self._tapes
         if tapes.library is None:
             return None
-        taken.is_looked_up = True
         method = exchange.method.decode("latin-1")
         decoded = _decoded(body, taken.request_fields)
         body = body if decoded is None else decoded
         uri, headers, body = tapes.masker.request(taken.uri, _headers(taken.request_fields), body)
         asked = Asked.of(tapes.library.rules, method, uri, headers, body)
         found = tapes.library.find(asked)
+        why = tapes.library.why_missing(asked) if found is None else ""
+        taken.is_looked_up = True  # nothing has failed
         if found is None:
-            why = tapes.library.why_missing(asked)
             tell(tapes.report.missing, f"{method} {uri}: {why}")
             if tapes.config.strict:
                 raise Rejected(
@@ -331,7 +330,7 @@ class TapeFilter(Filter):
         report, method = self._tapes.report, exchange.method.decode("latin-1")
         what = f"{method} {self._tapes.masker.uri(taken.uri)}"
         if self._tapes.config.strict and not taken.is_looked_up:
-            tell(report.missing, f"{what}: it was refused before its body was there")
+            tell(report.missing, f"{what}: it was refused before it was looked for")
         if not taken.is_recorded:
             return
         fields = taken.response_fields

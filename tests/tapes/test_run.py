@@ -184,7 +184,7 @@ def test_a_request_that_is_refused_before_its_body_came_is_missing_in_a_strict_r
     too_long = b"x" * (MAX_REQUEST + 1)
     run = tapes.replay(tmp_path, strict=True)
     _, told = played(run, get(), lambda harness: harness.run(exchange("POST", URL), request_body=too_long))
-    assert told.missing == [f"POST {URL}: it was refused before its body was there"]
+    assert told.missing == [f"POST {URL}: it was refused before it was looked for"]
 
 
 def test_one_run_at_a_time_records_into_a_folder(tmp_path: Path):
