@@ -290,7 +290,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
         )
     is_any_port = options.open_port == 0 or (wrapped and not _is_given(ctx, "open_port"))
     if not options.is_configured and is_any_port:
-        from egressproxy.cli.wrapped_command import free_port
+        from egressproxy.net.listening import free_port
 
         options = replace(options, open_port=free_port())
     if not wrapped:

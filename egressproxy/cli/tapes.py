@@ -145,8 +145,8 @@ def import_har(file: Path, to: Path, *, force: bool) -> None:
     masker = Masker()
     tapes: dict[str, list[str]] = {}
     try:
-        for each in from_har(file.read_bytes(), str(file)):
-            masked = masker.interaction(each)
+        found = [masker.interaction(each) for each in from_har(file.read_bytes(), str(file))]
+        for masked in map(masker.interaction, found):  # with credentials of later exchanges, too
             tapes.setdefault(file_name(masked.uri), []).append(written(masked.readable()))
         there = [str(to / name) for name in tapes if (to / name).exists()]
         if there and not force:

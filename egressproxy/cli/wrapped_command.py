@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from socket import AF_INET, socket
 from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -62,13 +61,6 @@ class _Signalled(Exception):
 
 class NotUsable(Exception):
     """The gateway runs, but the command cannot use it; the message gives the reason."""
-
-
-def free_port() -> int:
-    """A free port of 127.0.0.1."""
-    with socket(AF_INET) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def run_wrapped(

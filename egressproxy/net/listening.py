@@ -249,3 +249,10 @@ def _is_served(path: str) -> bool:
         except OSError:
             return True  # a full queue, for one
     return True
+
+
+def free_port() -> int:
+    """A free port of 127.0.0.1."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

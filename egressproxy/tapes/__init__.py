@@ -17,7 +17,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import AF_INET, socket
 from tempfile import TemporaryDirectory
 from time import time
 from typing import Any, Final
@@ -26,6 +25,7 @@ import yaml
 
 from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.net.file_lock import try_lock
+from egressproxy.net.listening import free_port
 from egressproxy.tapes.matching import Rules
 from egressproxy.tapes.tape import TapeError, counted, read_folder
 
@@ -116,7 +116,7 @@ def replay(
     if not read_folder(Path(folder)) and strict:
         raise TapeError(f"{folder}: there is no tape to replay; record one with --record")
     target = None if record_to is None else Path(record_to)
-    return Run(target, Path(folder), strict=strict, player_port=_free_port() if rhythm else 0, **ignored)
+    return Run(target, Path(folder), strict=strict, player_port=free_port() if rhythm else 0, **ignored)
 
 
 class Run:
@@ -207,9 +207,3 @@ def _locked(folder: Path) -> int:
     except OSError as error:
         raise TapeError(f"{error.filename or folder}: {error.strerror}") from None
     raise TapeError(f"{folder}: tapes cannot be written there, or another run records there now")
-
-
-def _free_port() -> int:
-    with socket(AF_INET) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

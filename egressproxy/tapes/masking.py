@@ -29,7 +29,6 @@ from egressproxy.tapes.tape import Headers, Interaction, boundary_of, is_json, v
 _ENTITIES: Final = tuple(each for each in ENTITIES if each != "IP_ADDRESS")
 MARK: Final = "[SECRET]"
 _MARK_IN_URL: Final = "SECRET"
-_FIELDS: Final = frozenset((*CREDENTIAL_FIELDS, "proxy-authorization", "x-csrf-token", "x-xsrf-token"))
 #: Of credentials in fields: the word that stays.
 _SCHEMES: Final = frozenset(("basic", "bearer", "digest", "token", "bot", "apikey", "negotiate", "oauth", "dpop"))
 _COOKIES: Final = ("cookie", "set-cookie")
@@ -51,11 +50,10 @@ _TOKEN: Final = re.compile(
 _KEY: Final = re.compile(r"(?!.*(?:idempotency|cache|surrogate|routing|partition|websocket)).+[-_]key", re.IGNORECASE)
 _PARAMETERS: Final = frozenset(
     (
-        *(each.decode() for each in CREDENTIAL_PARAMETERS), "token", "id_token", "refresh_token", "client_secret",
-        "password", "secret", "sig", "signature", "code", "code_verifier", "code_challenge", "state", "nonce", "auth",
-        "assertion", "client_assertion", "jwt", "x-amz-signature", "x-amz-credential", "x-amz-security-token",
-        "x-goog-signature", "x-goog-credential", "awsaccesskeyid", "googleaccessid", "hapikey", "appid", "session_id",
-        "sessionid", "jsessionid", "phpsessid", "sid",
+        *(each.decode() for each in CREDENTIAL_PARAMETERS), "token", "id_token", "refresh_token", "sig", "signature",
+        "code", "code_challenge", "state", "nonce", "x-amz-signature", "x-amz-security-token", "x-goog-signature",
+        "awsaccesskeyid", "googleaccessid", "hapikey", "appid", "session_id", "sessionid", "jsessionid", "phpsessid",
+        "sid",
     )
 )  # fmt: skip
 #: A parameter of a URL in a text.
@@ -100,22 +98,23 @@ class Masker:
 
     def interaction(self, found: Interaction) -> Interaction:
         """The exchange without credentials and personal data."""
-        uri, headers, body = self._request(found.uri, found.request_headers, found.request_body)
-        phrase, answer_headers = self._text(found.phrase), self._headers(found.headers)
-        answer = self._body(found.body, value_of(found.headers, "content-type"))
+        uri, request_headers, request_body = self.request(found.uri, found.request_headers, found.request_body)
+        headers, body = self._message(found.headers, found.body)
+        phrase = self._known_text(self._text(found.phrase))
         return replace(
-            found,
-            uri=self._known_text(uri), request_headers=self._known_headers(headers), request_body=self.known(body),
-            phrase=self._known_text(phrase), headers=self._known_headers(answer_headers), body=self.known(answer),
+            found, uri=uri, request_headers=request_headers, request_body=request_body, phrase=phrase, headers=headers,
+            body=body,
         )  # fmt: skip
 
     def request(self, uri: str, headers: Headers, body: bytes) -> tuple[str, Headers, bytes]:
         """The same of a request alone: URI, fields and body."""
-        uri, headers, body = self._request(uri, headers, body)
-        return self._known_text(uri), self._known_headers(headers), self.known(body)
+        headers, body = self._message(headers, body)
+        return self._known_text(self.uri(uri)).replace(MARK, _MARK_IN_URL), headers, body
 
-    def _request(self, uri: str, headers: Headers, body: bytes) -> tuple[str, Headers, bytes]:
-        return self.uri(uri), self._headers(headers), self._body(body, value_of(headers, "content-type"))
+    def _message(self, headers: Headers, body: bytes) -> tuple[Headers, bytes]:
+        masked = [(name, self._field(name.lower(), value)) for name, value in headers]
+        body = self._body(body, value_of(headers, "content-type"))
+        return [(name, self._known_text(value)) for name, value in masked], self.known(body)
 
     # --- what was seen before ----------------------------------------------------------------------------------------
     def known(self, data: bytes) -> bytes:
@@ -123,10 +122,7 @@ class Masker:
         return data if self._mask is None else self._mask.apply(data)
 
     def _known_text(self, text: str) -> str:
-        return self.known(text.encode()).decode("utf-8", "replace").replace(MARK, _MARK_IN_URL)
-
-    def _known_headers(self, headers: Headers) -> Headers:
-        return [(name, self.known(value.encode()).decode("utf-8", "replace")) for name, value in headers]
+        return self.known(text.encode()).decode("utf-8", "replace")
 
     def _learn(self, value: str) -> None:
         """Remember a credential that no innocent text has."""
@@ -180,9 +176,6 @@ class Masker:
         masked = self._said(plain)
         return pair if masked == plain else f"{name}={_quoted(masked)}"
 
-    def _headers(self, headers: Headers) -> Headers:
-        return [(name, self._field(name.lower(), value)) for name, value in headers]
-
     def _field(self, name: str, value: str) -> str:
         if name in _COOKIES:
             return self._cookies(value, is_set=name == "set-cookie")
@@ -190,7 +183,7 @@ class Masker:
             if re.fullmatch(r"session-\d+", value):
                 return value  # of a tape that is played
             return self._sessions.setdefault(value, f"session-{len(self._sessions) + 1}")
-        if name not in _FIELDS and not _is_secret(name, value, of_head=True):
+        if name not in CREDENTIAL_FIELDS and not _is_secret(name, value, of_head=True):
             return self._text(value)
         scheme, blank, rest = value.partition(" ")
         if not blank or scheme.lower() not in _SCHEMES:

@@ -247,6 +247,18 @@ def test_an_archive_becomes_a_tape_that_can_be_read(tmp_path: Path, header: dict
         assert found.headers == [("set-cookie", "a=[SECRET]"), ("set-cookie", "b=[SECRET]")]
 
 
+def test_a_credential_is_masked_in_earlier_entries_of_an_archive(tmp_path: Path):
+    token = "opaque4711token0815"
+    early = {"request": {"method": "GET", "url": "https://a.example/"}}
+    early["response"] = {"status": 200, "content": {"text": f"your ticket: {token}", "mimeType": "text/plain"}}
+    fields = [{"name": "Authorization", "value": f"Bearer {token}"}]
+    late = {"request": {"method": "GET", "url": "https://b.example/", "headers": fields}, "response": {"status": 200}}
+    (tmp_path / "a.har").write_text(json.dumps({"log": {"entries": [early, late]}}), "utf-8")
+    made = tapes("import", tmp_path / "a.har", "--to", tmp_path / "b")
+    assert made.exit_code == 0, made.output
+    assert not any(token in each.read_text("utf-8") for each in (tmp_path / "b").iterdir())
+
+
 def test_drift_is_told_by_field():
     now = b'{"id": 7, "choices": [{"n": 2, "text": "other", "extra": null}], "new": true}'
     assert list(answer_changes(FOUND, 429, JSON, now)) == [
