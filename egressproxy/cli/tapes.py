@@ -101,7 +101,7 @@ async def _live(asked: list[Interaction], fields: list[tuple[str, str]]) -> list
 @command.command("har", short_help="Print tapes as an HTTP Archive.")
 @_paths
 def har(paths: tuple[Path, ...]) -> None:
-    """Print the exchanges of tapes as HAR 1.2 on standard output, for browsers and other tools.
+    """Print the exchanges of tapes as HAR 1.2 on standard output, masked, for browsers and other tools.
 
     \b
     Examples:
@@ -111,10 +111,12 @@ def har(paths: tuple[Path, ...]) -> None:
     """
     from egressproxy.tapes.checks import files_of
     from egressproxy.tapes.har import to_har
+    from egressproxy.tapes.masking import Masker
     from egressproxy.tapes.tape import TapeError, read
 
+    masker = Masker()
     try:
-        found = [each for file in files_of(paths) for each in read(file)]
+        found = [masker.interaction(each) for file in files_of(paths) for each in read(file)]
     except TapeError as error:
         raise click.ClickException(str(error)) from None
     click.echo(json.dumps(to_har(found), indent=2, ensure_ascii=False))

@@ -72,6 +72,8 @@ _TEXT: Final = re.compile(
 _DIGESTED: Final = re.compile(r"application/(?:vnd\.(?:pypi|docker|oci)\b.*|x-git-.*)")
 _MAX_LEARNT: Final = 200
 _MAX_NAMES: Final = 10_000
+#: Of a name its end is read, in characters: the time of an expression may grow with their square.
+_MAX_NAME: Final = 200
 #: Nothing that is looked for has so few characters.
 _SHORTEST: Final = 6
 #: A token has so many characters, and so does a credential of letters alone that is no word of the language.
@@ -277,7 +279,7 @@ class Masker:
             made: dict[str, Any] = {}
             for key, each in value.items():
                 masked = self._name(key)
-                own = told if key == "value" and isinstance(told, str) else key
+                own = (told if key == "value" and isinstance(told, str) else key)[-_MAX_NAME:]
                 made[masked if masked not in made else f"{masked} {len(made)}"] = self._value(each, above or own)
             return made
         if isinstance(value, list):
@@ -352,6 +354,7 @@ class Masker:
 
 def _is_secret(name: str, value: str, *, of_head: bool = False) -> bool:
     """Whether the name says that the value is a credential. `of_head`: of a field, a parameter or a form."""
+    name = name[-_MAX_NAME:]
     if _NAMED.fullmatch(name) is not None or (of_head and name.lower() in _PARAMETERS):
         return True
     if len(value) < _LONG or " " in value or value.isdigit():
