@@ -58,7 +58,7 @@ def ca_problem(pair: CertificateIR) -> str:
 
 
 def outside_constraints(pair: CertificateIR, hostnames: Iterable[str]) -> list[str]:
-    """Names (or `*.suffix`) that the CA's name constraints leave out, if only in part (RFC 5280 section 4.2.1.10)."""
+    """Names (or `*.suffix`, or `*`) that the CA's name constraints leave out, if only in part (RFC 5280 section 4.2.1.10)."""
     found = dns_constraints(_certificates(pair.chain_pem.encode(), "tls.crt")[0])
     permitted, excluded = ([each.lower().removeprefix(".") for each in names] for names in found)
     outside = []
@@ -66,7 +66,7 @@ def outside_constraints(pair: CertificateIR, hostnames: Iterable[str]) -> list[s
         host = hostname.removeprefix("*.")
         is_permitted = not permitted or any(_is_below(host, each) for each in permitted)
         is_excluded = any(_is_below(host, each) or (host != hostname and _is_below(each, host)) for each in excluded)
-        if not is_permitted or is_excluded:
+        if not is_permitted or is_excluded or (hostname == "*" and excluded):
             outside.append(hostname)
     return outside
 
