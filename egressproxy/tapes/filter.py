@@ -195,7 +195,7 @@ class _Tapes:
 
     def _report_on(self, report: Report) -> None:
         try:
-            Path(self.config.report).write_text(json.dumps(asdict(report)), "utf-8")
+            Path(self.config.report).write_bytes(self._recorded_by.known(json.dumps(asdict(report)).encode()))
         except OSError as error:
             log.error("the report on tapes cannot be written: %s: %s", error.filename, error.strerror)
 

@@ -114,6 +114,14 @@ def test_a_credential_is_masked_in_exchanges_from_before_its_use(tmp_path: Path)
     assert [each.method for each in read_folder(tmp_path)] == ["GET", "POST"]
 
 
+def test_a_credential_is_masked_in_the_report(tmp_path: Path):
+    token = "opaque4711token0815"
+    socket = exchange("GET", f"https://api.example.com/{token}")
+    socket.request.upgrade = b"websocket"
+    _, told = played(tapes.record(tmp_path), post("a", b"{}", key=token), lambda harness: harness.run(socket))
+    assert told.unrecorded == ["websocket of https://api.example.com/[SECRET]: tapes have HTTP alone"]
+
+
 def test_a_recording_replaces_the_tape_of_its_host_alone(tmp_path: Path):
     played(tapes.record(tmp_path), get("https://a.example/"), get("https://b.example/1"))
     played(tapes.record(tmp_path), get("https://b.example/2"))
