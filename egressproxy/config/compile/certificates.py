@@ -58,8 +58,8 @@ def ca_problem(pair: CertificateIR) -> str:
 
 
 def outside_constraints(pair: CertificateIR, hostnames: Iterable[str]) -> list[str]:
-    """Names, also `*` and `*.suffix`, that the CA leaves out, if only in part, by its name constraints (RFC 5280 section
-    4.2.1.10).
+    """Names, also `*` and `*.suffix`, that the CA leaves out, if only in part, by its name constraints (RFC 5280
+    section 4.2.1.10).
     """
     found = dns_constraints(_certificates(pair.chain_pem.encode(), "tls.crt")[0])
     permitted, excluded = ([each.lower().removeprefix(".") for each in names] for names in found)
