@@ -78,7 +78,8 @@ def with_tapes(given: dict[str, Any], options: RunOptions) -> tuple[RunOptions, 
         raise click.UsageError("tapes are for the objects of --config, not for those of a cluster")
     from egressproxy.tapes import TapeError, record, replay
 
-    gateways, others = _gateways(options) if options.is_configured else _open_gateway(options.open_port)
+    is_strict: bool = given["strict"]
+    gateways, others = _gateways(options, is_strict) if options.is_configured else _open_gateway(options.open_port)
     if not gateways:
         raise click.UsageError("the configuration has no Gateway to which tapes could be attached")
     try:
@@ -86,7 +87,7 @@ def with_tapes(given: dict[str, Any], options: RunOptions) -> tuple[RunOptions, 
             run = record(record_to / tape)
         else:
             run = replay(
-                replay_from / tape, strict=given["strict"], record_to=record_to and record_to / tape,
+                replay_from / tape, strict=is_strict, record_to=record_to and record_to / tape,
                 rhythm=given["rhythm"], ignore_body=given["ignore_body"], ignore_query=given["ignore_query"],
             )  # fmt: skip
     except TapeError as error:
@@ -94,12 +95,18 @@ def with_tapes(given: dict[str, Any], options: RunOptions) -> tuple[RunOptions, 
     return replace(options, config=(*options.config, run.write(gateways, others))), run
 
 
-def _gateways(options: RunOptions) -> tuple[list[str], Sequence[dict[str, Any]]]:
-    """Those of the configuration. What is wrong with it is told when it is served."""
+def _gateways(options: RunOptions, is_strict: bool) -> tuple[list[str], Sequence[dict[str, Any]]]:
+    """Those of the configuration. What is wrong with it is told when it is served. Raises click.UsageError for a name
+    server in a strict run, which resolves no name.
+    """
     from egressproxy.config.reading.load import read_all
     from egressproxy.config.resources.gateway import Gateway
 
     found = read_all(options.sources, options.state_dir).of(Gateway)
+    for each in found if is_strict else ():
+        for listener in each.spec.listeners:
+            if listener.protocol == "egressproxy.io/dns":
+                raise click.UsageError(f"--strict resolves no names: leave out listener {listener.name} of {each}")
     return [f"{each.namespace}/{each.name}" for each in found], ()
 
 

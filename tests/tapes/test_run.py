@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 import egressproxy.tapes as tapes
@@ -18,6 +19,7 @@ from egressproxy.filters.testing import FilterHarness, FilterResult, exchange, r
 from egressproxy.tapes import Report, Run, TapeError
 from egressproxy.tapes.filter import MAX_REQUEST
 from egressproxy.tapes.tape import read_folder
+from tests.support import manifests as m
 
 URL = "https://api.example.com/v1/x"
 JSON = {"Content-Type": "application/json"}
@@ -151,6 +153,17 @@ def test_the_manifests_are_a_configuration(tmp_path: Path):
     assert folder.parent.stat().st_mode & 0o077 == 0
     run.finish()
     assert not folder.exists()
+
+
+def test_a_name_server_is_refused_in_a_strict_run(tmp_path: Path):
+    config, folder = tmp_path / "gateway.yaml", tmp_path / "tapes"
+    played(tapes.record(folder), get())
+    listener = {"name": "names", "port": 5353, "protocol": "egressproxy.io/dns"}
+    config.write_text(yaml.safe_dump(m.gateway(listener)), "utf-8")
+    words = ["run", "--config", str(config), "--replay", str(folder), "--strict", "--", "true"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2, result.output
+    assert "--strict resolves no names: leave out listener names of" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
