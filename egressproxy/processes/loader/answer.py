@@ -15,7 +15,7 @@ from egressproxy.ir.gateway import ConfigIR
 from egressproxy.net.listening import why_unusable
 from egressproxy.net.tls_contexts.system_roots import mark
 from egressproxy.processes.loader.compilation import Machine, compiled
-from egressproxy.processes.loader.request import read_request
+from egressproxy.processes.loader.request import LoadRequest, read_request
 from egressproxy.processes.loader.result import CompiledConfig, pack_shown, places, write_answer
 from egressproxy.processes.packing import pack
 from egressproxy.processes.pickling import dumps, loads
@@ -25,14 +25,19 @@ def answer(request: bytes) -> bytes:
     """Load and compile the sources of a `LoadRequest`: a `CompiledConfig`, or a ConfigError with every problem."""
     asked = read_request(request)
     previous = previous_of(asked.memory)
-    unbound = {(address, port): why for address, port, why in asked.unbound}
-    machine = Machine(why_unusable, mark(), unbound, asked.gateway_namespaces, asked.experimental, asked.has_service)
     try:
         resources = read_all(asked.paths, asked.state, asked.cluster)
-        made = compiled(resources, asked.bind, previous, machine)
+        made = compiled_for(asked, resources, previous)
     except ConfigError as error:
         return write_answer(error)
     return write_answer(handed_over(resources, made, previous))
+
+
+def compiled_for(asked: LoadRequest, resources: ResourceSet, previous: Compiled | None) -> Compiled:
+    """These objects, compiled for the machine that this request describes. Raises ConfigError."""
+    unbound = {(address, port): why for address, port, why in asked.unbound}
+    machine = Machine(why_unusable, mark(), unbound, asked.gateway_namespaces, asked.experimental, asked.has_service)
+    return compiled(resources, asked.bind, previous, machine)
 
 
 def handed_over(resources: ResourceSet, made: Compiled, previous: Compiled | None) -> CompiledConfig:
