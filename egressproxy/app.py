@@ -170,7 +170,11 @@ class App:
         self._signals = 0
         self._writer: Writer | None = None
         # The rest of AdminState.
-        self.reload, self.model, self.proposals = self._live.reload, self._live.model, self._live.proposals
+        live = self._live
+        self.reload, self.model, self.proposals, self.generation = (
+            live.reload, live.model, live.proposals, live.generation,
+        )  # fmt: skip
+        self.configurations, self.validities = live.configurations, lambda: live.certificates.validities
         self._kill_switch = KillSwitch(self._data_plane, self.metrics, options.state_dir)
         self.kill_switch = self._kill_switch.answer
         self.ask_one, self.ask_all, self.ask_some = (
@@ -186,20 +190,10 @@ class App:
             return (self._cluster.problem if self._cluster is not None else "") or why_not
         return self._data_plane.why_not_ready() if self._live.places else "no listener is served"
 
-    @property
-    def generation(self) -> int:
-        """The number of the configuration in service."""
-        return self._live.generation
-
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The response to a scrape and its content type; `accept` is the scraper's Accept field."""
         assert self._exposition is not None, "asked by an admin server"
         return await asyncio.to_thread(self._exposition.render, *await self._counted(), accept)
-
-    @property
-    def validities(self) -> Sequence[Validity]:
-        """Those of the certificates in service."""
-        return self._live.certificates.validities
 
     async def summary(self) -> dict[str, Any]:
         """What /summary says of the process and its configuration."""
@@ -212,11 +206,6 @@ class App:
             "source": "kubernetes" if options.cluster is not None else "files" if options.is_configured else "none",
             **await self._live.summary(),
         }  # fmt: skip
-
-    @property
-    def configurations(self) -> list[dict[str, Any]]:
-        """The latest configurations that were put into service or rejected, the newest first."""
-        return self._live.configurations
 
     async def history(self) -> list[dict[str, Any]]:
         """The minutes of the last hour."""

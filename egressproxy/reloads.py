@@ -132,7 +132,6 @@ class ConfigManager:
         """Where the listeners are bound."""
         return self._loaded.places
 
-    @property
     def generation(self) -> int:
         """The number of the configuration in service, 0 before the first."""
         return self._generation
@@ -329,7 +328,6 @@ class ConfigManager:
             "gateways": kinds["Gateway"],
         }  # fmt: skip
 
-    @property
     def configurations(self) -> list[dict[str, Any]]:
         """The latest configurations that were put into service or rejected, the newest first."""
         return self._log.told() if self._log is not None else []

@@ -90,11 +90,8 @@ class Questions:
 
     async def _decisions(self, request: web.BaseRequest) -> web.StreamResponse:
         if request_id := request.query.get("request"):
-            found: list[dict[str, Any] | None] = [
-                json.loads(each) for each in await self._state.ask_some("decision", request_id)
-            ]
-            nothing: dict[str, Any] = {"decisions": [], "denial": None}
-            return web.Response(text=json.dumps(next(filter(None, found), nothing)), content_type=JSON)
+            found = map(json.loads, await self._state.ask_some("shown", "decision", request_id))
+            return _json(next(filter(None, found), {"decisions": [], "denial": None}))
         async with self._slots:
             body = await asyncio.to_thread(_latest, await self._state.ask_some("decisions"))
         return web.Response(text=body, content_type=JSON)
@@ -105,18 +102,22 @@ class Questions:
 
             self._views = Views(self._state, lambda: self._feed.readers if self._feed is not None else 0)
         async with self._view_slots:
-            return await self._views.answer(request)
+            try:
+                found = await self._views.answer(request.path, request.query)
+            except ValueError as error:
+                raise bad_request(str(error)) from None
+            return _json(found)
 
     async def _live(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             raise ApiError(403, "Forbidden", "a page of another site may not ask")  # nor open it as a page
         if self._has_ended_streams:
             raise ApiError(503, "ServiceUnavailable", "draining", retry_after_s=5)
-        if self._feed is None:
-            from egressproxy.admin.live import LiveFeed
+        from egressproxy.admin.live import LiveFeed, LiveFilter
 
+        if self._feed is None:
             self._feed = LiveFeed(self._state)
-        return await self._feed.serve(request)
+        return await self._feed.serve(request, _read(LiveFilter.of, request))
 
     def end_streams(self) -> None:
         """End the streams of /live, and refuse new ones."""
@@ -147,7 +148,7 @@ class Questions:
         found = await self._held(decision, HoldPage())
         if not found["decided"]:
             raise ApiError(404, "NotFound", f"nothing with the id {decision.id[:80]} waits (any more)")
-        return web.Response(text=json.dumps(found), content_type=JSON)
+        return _json(found)
 
     async def _holds(self, request: web.BaseRequest) -> web.StreamResponse:
         found = await self._held(None, _read(HoldPage.of, request))
@@ -155,7 +156,7 @@ class Questions:
             for hold in found["holds"]:
                 for name in CONTENT:
                     hold.pop(name, None)
-        return web.Response(text=json.dumps(found), content_type=JSON)
+        return _json(found)
 
     async def _may_decide(self, request: web.BaseRequest) -> bool:
         if not (self._address.is_loopback or self._access.needs_token):
@@ -219,6 +220,10 @@ class Questions:
             return web.Response(body=await self._state.model(), content_type=JSON)
 
 
+def _json(found: Any) -> web.Response:
+    return web.Response(text=json.dumps(found), content_type=JSON)
+
+
 def _read(of: Callable[[Iterable[tuple[str, str]]], _T], request: web.BaseRequest) -> _T:
     """The parsed parameters of this request. Raises ApiError."""
     try:
@@ -273,24 +278,11 @@ class AdminState(Protocol):
     async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
         """For each denial that is asked about, the change that would allow it (`processes.loader.proposals`)."""
 
-    async def summary(self) -> dict[str, Any]:
-        """What /summary says of the process and its configuration."""
-
-    @property
-    def validities(self) -> Sequence[Validity]:
-        """Those of the certificates in service."""
-
-    @property
-    def configurations(self) -> list[dict[str, Any]]:
-        """The latest configurations that were put into service or rejected, the newest first."""
-
-    async def history(self) -> list[dict[str, Any]]:
-        """The minutes of the last hour (`admin.history`)."""
-
-    @property
-    def generation(self) -> int:
-        """The number of the configuration in service."""
-
+    async def summary(self) -> dict[str, Any]: ...  # of the process and its configuration
+    async def history(self) -> list[dict[str, Any]]: ...  # the minutes of the last hour (`admin.history`)
+    def configurations(self) -> list[dict[str, Any]]: ...  # the latest, as of `processes.configuration_log`
+    def validities(self) -> Sequence[Validity]: ...  # of the certificates in service
+    def generation(self) -> int: ...  # the number of the configuration in service
     async def model(self) -> bytes: ...  # what is served, as JSON: `operators.explain.outline`
     async def ask_some(self, name: str, *arguments: object) -> Sequence[bytes]:
         """The answers of those workers that answer."""
