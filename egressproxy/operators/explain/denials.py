@@ -67,8 +67,10 @@ def decision_about(snapshot: Snapshot, accounting: Accounting, request_id: str) 
     )
     if entry is None:
         return None
-    told = {"client": denial[1], "rule": denial[2], **_sentences(entry[8], denial[4])} if denial is not None else None
-    return {"decisions": [next(decisions([entry], subjects_of(snapshot)))._asdict()], "denial": told}
+    told = (
+        {"client": denial[1], "rule": denial[2], **_sentences(denial[0][8], denial[4])} if denial is not None else None
+    )
+    return {"decisions": [each._asdict() for each in decisions(known, subjects_of(snapshot))], "denial": told}
 
 
 def _sentences(reason: Reason, told: tuple[str, str] | None) -> dict[str, str]:
