@@ -107,6 +107,7 @@ class ConfigManager:
         self.published = PublishedConfiguration()
         self.certificates = CertificateWatch(lambda: self.ask_for_reload("a certificate"))
         self._log = ConfigurationLog(loader) if options.admin is not None else None
+        self._counted: tuple[int, Counter[str]] = (-1, Counter())  # objects by kind, and of which configuration
         self._by: dict[str, None] = {}  # who has asked for the next reload
         self.taking = WantedLock()
         self.is_draining = False  # new configurations are refused; a load in progress does not reset this
@@ -315,7 +316,10 @@ class ConfigManager:
 
     async def summary(self) -> dict[str, Any]:
         """The configuration in service in numbers, and its listeners."""
-        kinds = await asyncio.to_thread(lambda shown: Counter(each.kind for each in objects(shown)), self._loaded.shown)
+        if self._counted[0] != self._generation:
+            generation, shown = self._generation, self._loaded.shown
+            self._counted = generation, await asyncio.to_thread(lambda: Counter(each.kind for each in objects(shown)))
+        kinds = self._counted[1]
         return {
             "configuration": self._generation, "is_rejected": self._is_rejected,
             "listeners": [

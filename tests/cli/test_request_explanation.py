@@ -41,7 +41,7 @@ def test_a_line_of_a_log_is_explained_and_is_the_same(folder: Path):
             '{"request_id": "1a-2"}',
             json.dumps({**LINE, "method": ["GET"]}),
             json.dumps(LINE),
-        ]  # fmt: skip
+        ]
     )
     found = run("--log", "-", "--request", "1a-2", "--config", str(folder), log=lines)
     assert found.exit_code == 1

@@ -62,14 +62,12 @@ def decision_about(snapshot: Snapshot, accounting: Accounting, request_id: str) 
     """What is remembered of this request: its decision, and of a denial the client, rule, why and remedy."""
     yield None
     denial = next((each for each in accounting.denials if each[0][9] == request_id), None)
-    entry = (
-        denial[0] if denial is not None else next((each for each in accounting.recent if each[9] == request_id), None)
-    )
-    if entry is None:
+    known = [denial[0]] if denial is not None else [each for each in accounting.recent if each[9] == request_id]
+    if not known:
         return None
-    told = (
-        {"client": denial[1], "rule": denial[2], **_sentences(denial[0][8], denial[4])} if denial is not None else None
-    )
+    told = None
+    if denial is not None:
+        told = {"client": denial[1], "rule": denial[2], **_sentences(denial[0][8], denial[4])}
     return {"decisions": [each._asdict() for each in decisions(known, subjects_of(snapshot))], "denial": told}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from egressproxy.model.work import at_once
-from egressproxy.operators.explain.denials import denials
+from egressproxy.operators.explain.denials import decision_about, denials
 from tests.gateway.conftest import Start
 from tests.gateway.kit import exchange, forward
 from tests.operators.explain.test_decision import octets, sent
@@ -32,6 +32,10 @@ def test_denials_are_groups_by_destination_and_caller_with_what_the_client_was_t
     )  # fmt: skip
     assert most["why"] == "b.example is not allowed by policy agents/default"
     assert most["remedy"] == 'add {hostnames: ["b.example"], ports: [80]} to destinations.allow'
+    about = at_once(decision_about(talk.snapshot, talk.connection_manager.accounting, most["request_id"]))
+    assert about is not None
+    assert (about["decisions"], about["denial"]["why"]) == ([most["decision"]], most["why"])
+    assert at_once(decision_about(talk.snapshot, talk.connection_manager.accounting, "gone")) is None
     assert most["first"] <= most["last"]
     assert most["allowed_now"] is False
     assert most["client"].count(":") == 0
