@@ -22,6 +22,7 @@ from egressproxy.cli.run import command as run_command
 from egressproxy.cli.run import options_of
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.styled_lines import print_lines
+from egressproxy.cli.tape_options import TAPE_OPTIONS
 from egressproxy.model.secret import SecretSource
 from egressproxy.run_options import RunOptions
 
@@ -30,7 +31,7 @@ PROBE_S: Final = 10.0
 _STYLES: Final = {OK: "green", WARNING: "yellow bold", FAILURE: "red bold"}
 #: Options of `run` that are for its command, or that `secret_options` adds here.
 _ELSEWHERE: Final = frozenset(
-    {"listener", *CLIENT_OPTIONS, "secret", "secrets", "secret_env", "trust_bundle", "tls_key_log"}
+    {"listener", *CLIENT_OPTIONS, *TAPE_OPTIONS, "secret", "secrets", "secret_env", "trust_bundle", "tls_key_log"}
 )
 
 
