@@ -11,7 +11,7 @@ import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from time import time_ns
@@ -21,6 +21,7 @@ from egressproxy import __version__, build
 from egressproxy.config.otlp_environment import otlp_settings
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
+from egressproxy.filters.filter_trace import show_failures
 from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.ir.telemetry import Signal
 from egressproxy.model.authority import Authority
@@ -46,6 +47,7 @@ from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.event_aggregator import NOTICES_S
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.json_lines import take_over
+from egressproxy.telemetry.log_writer import is_terminal
 from egressproxy.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -81,10 +83,11 @@ SUCCEEDED_S = 5.0
 KEPT_S = 1.0
 
 OPEN_PROXY = """\
-No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone.
-Try it:
+No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone. --port gives another port.
+Try it in another terminal:
   curl -x http://{place} https://example.com/
-To say what may leave, see `egressproxy schema` and `egressproxy run --help`.
+To say what may leave, write an EgressPolicy (`egressproxy schema EgressPolicy` has its fields) into a folder DIR, and
+serve it: egressproxy run --config DIR
 """
 
 #: The remedy where the address of --admin or --metrics cannot be bound.
@@ -114,8 +117,11 @@ def run(options: RunOptions, first: LoaderProcess | None = None, started: Starte
         take_over(turn=FileLock(errors))  # a lock of the log alone: a process-wide lock would not exclude other threads
     diagnostics = Diagnostics(options.log_level, log_format=options.log_format, turn=turn)
     diagnostics.start()
+    if options.debug_filters:
+        show_failures()
     try:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
+        # What a filter prints must not stand between the lines of the access log.
+        with asyncio.Runner(loop_factory=new_loop) as runner, redirect_stdout(sys.stderr):
             return runner.run(App(options, first, errors, started, manager, given).serve())
     except ConfigError as error:
         if options.log_format == "text":
@@ -151,7 +157,9 @@ class App:
         self._began_ns = time_ns()
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # workers have collected theirs
-        self._events = Events(self.metrics, self._objects_changed, wait_s)
+        # Where people read the access log beside the diagnostics, a denial has its line there.
+        logs_exchanges = not (_is_read_by_people(options) and sys.stderr.isatty())
+        self._events = Events(self.metrics, self._objects_changed, wait_s, logs_exchanges=logs_exchanges)
         self._data_plane = _data_plane(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
         self._history: History | None = None  # where there is an admin address
@@ -349,6 +357,8 @@ class App:
                 task.cancel()
 
     def _start_failed(self, why: str) -> int:
+        if not self.options.is_configured:
+            why = why.replace("give the listener another port", "give another one with --port")
         if self.options.log_format == "json":
             log.error("%s", why)
         else:
@@ -572,10 +582,20 @@ class App:
                 " of it, credentials included; use --tls-key-log for debugging alone, then delete the file",
                 self.options.tls_key_log,
             )
+        if self.options.debug_filters:
+            log.warning(
+                "--debug-filters: the log has the text of what filters raise, with tracebacks: it may hold keys and"
+                " content of requests; use it for debugging alone"
+            )
         if serving := self._data_plane.announcement():
             log.info("%s", serving)
         if self.options.is_configured:
             self._live.tell_generation()
+
+
+def _is_read_by_people(options: RunOptions) -> bool:
+    """Whether the access log has lines for people, and they see them where they see the diagnostics."""
+    return options.access_log_format != "json" and options.log_format == "text" and is_terminal(options.access_log)
 
 
 def _data_plane(options: RunOptions, metrics: Metrics, errors: int | None, sockets: ListeningSockets) -> DataPlane:

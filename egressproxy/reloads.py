@@ -268,11 +268,13 @@ class ConfigManager:
         except Guarded as error:
             mark = await asyncio.to_thread(digest, fresh.shown)
             raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
+        except ConfigRefused as error:
+            raise ConfigRefused(fresh.with_places(str(error))) from None
         self._took_s += time.monotonic() - began
         await self._replace_endpoints()
         before, self._packed = self._packed, await asyncio.to_thread(zlib.compress, fresh.spec, 1)
         has_other_types = fresh.declared != self._loaded.declared
-        self._loaded = replace(fresh, spec=b"", broken=())
+        self._loaded = replace(fresh, spec=b"", broken=(), filter_places=())
         self._generation += 1
         if self._log is not None:
             self._log.in_service(self._generation, by, fresh.objects, (before, self._packed))

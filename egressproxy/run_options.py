@@ -67,6 +67,7 @@ class RunOptions:
     admin: tuple[str, int] | None = ("127.0.0.1", 15900)
     metrics: tuple[str, int] | None = None
     access_log: str | None = None  # None: stdout; "off": none; else a path
+    access_log_format: str = "auto"  # text, json, or text on a terminal and JSON elsewhere
     log_level: str = "info"
     log_format: str = "text"  # of the diagnostics: text or json
     drain_timeout_s: float = 10.0
@@ -84,6 +85,7 @@ class RunOptions:
     max_connections: int | None = None  # per worker, like the next two; see ProcessLimits
     max_requests: int = 0
     max_memory: int | None = None  # bytes; None: by the cgroup
+    debug_filters: bool = False  # failures of filters are logged with the text of their exceptions
     tls_key_log: Path | None = None  # the file to which TLS secrets are logged
     open_port: int = OPEN_PORT  # the port of the open proxy
     filters: FilterListener | None = None  # set: filters are served to Envoy, and no listener is bound

@@ -25,7 +25,16 @@ def imported() -> set[str]:
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module.partition(".")[0])
-    return names - set(sys.stdlib_module_names) - {"egressproxy", "pydantic_core", "_typeshed"}  # pydantic's, mypy's
+    return (
+        names
+        - set(sys.stdlib_module_names)
+        - {
+            "egressproxy",
+            "pydantic_core",  # pydantic's
+            "_typeshed",  # mypy's
+            "pytest",  # which imports the plugin
+        }
+    )
 
 
 def test_the_dependencies_are_those_that_are_imported():

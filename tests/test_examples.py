@@ -47,6 +47,10 @@ def test_every_example_is_good(path: Path, tmp_path: Path, monkeypatch: pytest.M
             options += ("--secret-env", option)
     if path.name in ("interception.yaml", "recipes.yaml"):  # its reader makes the CA
         options = ("--secret", f"agents/interception-ca={made_ca(tmp_path)}")
+    if path.name == "forwarder.yaml":  # the kubelet makes the folder
+        for name in ("username", "password"):
+            (tmp_path / name).write_text("any")
+        options = ("--secret", f"agents/token={tmp_path}")
     if path.name == "demo.yaml":  # its provider is on loopback, without TLS: the one warning
         done = CliRunner().invoke(main, ["check", str(path)])
         assert (done.exit_code, done.output.count("warning: ")) == (0, 1), done.output

@@ -86,15 +86,15 @@ class Questions:
                 body = await self._state.ask_one(name, tuple(request.query.items()))
         except NotAnswered as error:
             raise bad_request(str(error)) from None
-        return web.Response(body=body, content_type=JSON)
+        return _json(body)
 
     async def _decisions(self, request: web.BaseRequest) -> web.StreamResponse:
         if request_id := request.query.get("request"):
             found = map(json.loads, await self._state.ask_some("shown", "decision", request_id))
-            return _json(next(filter(None, found), {"decisions": [], "denial": None}))
+            return _json(json.dumps(next(filter(None, found), {"decisions": [], "denial": None})))
         async with self._slots:
             body = await asyncio.to_thread(_latest, await self._state.ask_some("decisions"))
-        return web.Response(text=body, content_type=JSON)
+        return _json(body)
 
     async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
         if self._views is None:
@@ -106,7 +106,7 @@ class Questions:
                 found = await self._views.answer(request.path, request.query)
             except ValueError as error:
                 raise bad_request(str(error)) from None
-            return _json(found)
+            return _json(json.dumps(found))
 
     async def _live(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
@@ -136,7 +136,7 @@ class Questions:
         why = await self._state.reload(request.query.get("acknowledge", ""))
         if why:
             raise ApiError(409, "Conflict", why)
-        return web.Response(text=json.dumps({"reloaded": True}), content_type=JSON)
+        return _json(json.dumps({"reloaded": True}))
 
     async def _purge(self, request: web.BaseRequest) -> web.StreamResponse:
         await self._check_writer(request, "a purge")
@@ -148,7 +148,7 @@ class Questions:
         found = await self._held(decision, HoldPage())
         if not found["decided"]:
             raise ApiError(404, "NotFound", f"nothing with the id {decision.id[:80]} waits (any more)")
-        return _json(found)
+        return _json(json.dumps(found))
 
     async def _holds(self, request: web.BaseRequest) -> web.StreamResponse:
         found = await self._held(None, _read(HoldPage.of, request))
@@ -156,7 +156,7 @@ class Questions:
             for hold in found["holds"]:
                 for name in CONTENT:
                     hold.pop(name, None)
-        return _json(found)
+        return _json(json.dumps(found))
 
     async def _may_decide(self, request: web.BaseRequest) -> bool:
         if not (self._address.is_loopback or self._access.needs_token):
@@ -191,7 +191,7 @@ class Questions:
 
     async def _killed(self, change: KillChange | None) -> web.StreamResponse:
         try:
-            return web.Response(body=await self._state.kill_switch(change), content_type=JSON)
+            return _json(await self._state.kill_switch(change))
         except NotAnswered as error:
             raise _not_all(error) from None
         except NotKilled as error:
@@ -213,15 +213,17 @@ class Questions:
                 found = await self._state.ask_all("caches", purge)
         except NotAnswered as error:
             raise _not_all(error) from None
-        return web.Response(text=_summed(found), content_type=JSON)
+        return _json(_summed(found))
 
     async def _model(self, _request: web.BaseRequest) -> web.StreamResponse:
         async with self._slots:
-            return web.Response(body=await self._state.model(), content_type=JSON)
+            return _json(await self._state.model())
 
 
-def _json(found: Any) -> web.Response:
-    return web.Response(text=json.dumps(found), content_type=JSON)
+def _json(body: str | bytes) -> web.Response:
+    """The response with this JSON and a line end, so that a shell's prompt does not follow it."""
+    data = body.encode() if isinstance(body, str) else body
+    return web.Response(body=data.rstrip(b"\n") + b"\n", content_type=JSON)
 
 
 def _read(of: Callable[[Iterable[tuple[str, str]]], _T], request: web.BaseRequest) -> _T:

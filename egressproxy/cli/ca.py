@@ -63,7 +63,8 @@ def command() -> None:
 def init(folder: Path, name: str, days: int, permit: tuple[str, ...], exclude: tuple[str, ...]) -> None:
     """Make a CA (ECDSA P-256) in FOLDER (egressproxy-ca): tls.crt and tls.key for the gateway, ca.crt for clients.
 
-    With --permit a stolen key works only for these names (RFC 5280 section 4.2.1.10).
+    With --permit a stolen key works only for these names (RFC 5280 section 4.2.1.10). Without it, whoever has the key
+    can impersonate every server to clients that trust ca.crt.
 
     \b
     Examples:
@@ -76,6 +77,11 @@ def init(folder: Path, name: str, days: int, permit: tuple[str, ...], exclude: t
 
     made = _done(folder, lambda: CaFolder.create(folder, name, days, permit, exclude))
     _tell(made)
+    if not permit:
+        click.echo(
+            "\nNo --permit: whoever has tls.key can impersonate every server to clients that trust ca.crt. To limit it,"
+            " make the CA\nin another folder with --permit for each name that `intercept` will open (and all below it)."
+        )
     click.echo(f"\nNext: run --secret NAMESPACE/NAME={folder}, an EgressPolicy with intercept, and `ca trust {folder}`")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from egressproxy.config.reading.problems import Problem
     from egressproxy.config.resources.meta import Resource
     from egressproxy.ir.policy import ExtensionIR
-    from egressproxy.model.secret import SecretSource
+    from egressproxy.model.secret import ConfigSource, SecretSource
+    from egressproxy.processes.loader.compilation import Machine
 
+#: What our examples have in place of keys and passwords.
+_UNREPLACED = "replace-me"
 #: The lists of findings in the JSON report.
 _KINDS = ("problems", "unserved", "warnings", "notes")
 
@@ -37,6 +40,10 @@ _KINDS = ("problems", "unserved", "warnings", "notes")
 @output_option
 @click.option("--strict", is_flag=True, help="Fail on warnings, too.")
 @click.option("--allow-unserved", is_flag=True, help="Do not fail on unserved parts.")
+@click.option(
+    "--secrets-elsewhere", is_flag=True,
+    help="Forgive references to Secrets that are not here, and nothing else: for pipelines that have none.",
+)  # fmt: skip
 @secret_options
 def command(
     paths: tuple[Path, ...],
@@ -46,6 +53,7 @@ def command(
     output: str,
     strict: bool,
     allow_unserved: bool,
+    secrets_elsewhere: bool,
     sources: tuple[SecretSource, ...],
 ) -> None:
     """Read files and folders as `run` would, and print every problem with its place.
@@ -59,6 +67,7 @@ def command(
     Examples:
       egressproxy check policies/
       egressproxy check gateway.yaml secrets/ --strict
+      egressproxy check policies/ --secrets-elsewhere --strict
       egressproxy check policies/ -o json | jq '(.problems + .unserved)[].message'
 
     Exit status: 0 the whole configuration would be served as written, 1 not (with --allow-unserved: only if it would be
@@ -66,14 +75,22 @@ def command(
     """
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
-    from egressproxy.config.compile.status.status_warnings import all_warnings
-    from egressproxy.config.reading.load import read_all
     from egressproxy.config.reading.problems import Severity
-    from egressproxy.processes.loader.compilation import Machine, examined
+    from egressproxy.processes.loader.compilation import Machine
 
-    resources = read_all((*paths, *config, *sources))
-    compiled = examined(resources, bind, machine=Machine(experimental=experimental))
-    findings = [*all_warnings(resources, compiled), *_build_filters(resources, compiled)]
+    machine = Machine(experimental=experimental)
+    resources, compiled, findings = examine((*paths, *config, *sources), bind, machine)
+    missing: list[str] = []
+    if secrets_elsewhere:
+        from egressproxy.cli.secrets_elsewhere import missing_secrets, with_stand_ins, without_stand_ins
+
+        fuller, again, found = resources, compiled, findings
+        while fresh := missing_secrets(fuller):  # a stand-in may lead to references that were not looked at before
+            missing += fresh
+            fuller = with_stand_ins(fuller, fresh, [*findings, *found])
+            again, found = _examined(fuller, bind, machine)
+        compiled = replace(again, problems=tuple(without_stand_ins(compiled.problems, again.problems, missing)))
+        findings = without_stand_ins(findings, found, missing)
     refusing, unserved, warnings, notes = (
         [each for each in findings if each.severity is severity]
         for severity in (Severity.ERROR, Severity.UNSERVED, Severity.WARNING, Severity.NOTE)
@@ -92,6 +109,7 @@ def command(
     is_good = (allow_unserved or not unserved) and not (strict and warnings)
     if output == "json":
         more = {"objects": len(resources), "listeners": list(listeners), "backends": list(backends)}
+        more |= {"secretsElsewhere": missing} if secrets_elsewhere else {}
         _print_json(is_good, more, unserved=unserved, warnings=warnings, notes=notes)
     else:
         show_findings(findings, sys.stdout)
@@ -100,9 +118,64 @@ def command(
             click.echo(f"listener {listener['gateway']} {listener['name']}: {listener['protocol']} on {addresses}")
         for backend in backends:
             click.echo(f"backend {backend['name']} ({backend['kind']}): read as {backend['readAs']}")
+        for name in missing:
+            click.echo(f"elsewhere: Secret {name}")
         less = f" {len(unserved)} not served as written," if unserved else ""
         click.echo(f"{_counted(len(resources), 'object')},{less} {_counted(len(warnings), 'warning')}.")
     sys.exit(0 if is_good else 1)
+
+
+def examine(
+    sources: Sequence[ConfigSource], bind: tuple[str, ...], machine: Machine
+) -> tuple[ResourceSet, Compiled, list[Problem]]:
+    """The objects of a configuration, what is compiled of them (with `problems`), and what was found besides."""
+    from egressproxy.config.reading.load import read_all
+
+    resources = read_all(sources)
+    return resources, *_examined(resources, bind, machine)
+
+
+def _examined(resources: ResourceSet, bind: tuple[str, ...], machine: Machine) -> tuple[Compiled, list[Problem]]:
+    from egressproxy.config.compile.status.status_warnings import all_warnings
+    from egressproxy.processes.loader.compilation import examined
+
+    compiled = examined(resources, bind, machine=machine)
+    found = [*all_warnings(resources, compiled), *_build_filters(resources, compiled), *_unreplaced(resources)]
+    return compiled, found
+
+
+def _unreplaced(resources: ResourceSet) -> Iterator[Problem]:
+    """Notes on values that are meant to be replaced."""
+    from egressproxy.config.compile.interface import problem_at
+    from egressproxy.config.reading.problems import Severity
+    from egressproxy.config.resources.core import Secret
+
+    for resource in resources.objects:
+        if isinstance(resource, Secret):
+            fields = ("stringData", resource.string_data), ("data", resource.data)
+            paths: Iterable[str] = (
+                f"{field}.{key}" for field, values in fields for key, value in values.items()
+                if _UNREPLACED.encode() in value.reveal()
+            )  # fmt: skip
+        else:
+            paths = _paths_of(resource.to_manifest(), "")
+        for path in paths:
+            remedy = "write your own in its place"
+            message = f"the value still has {_UNREPLACED}"
+            yield problem_at(resource, path, message, remedy, severity=Severity.NOTE, code="Unreplaced")
+
+
+def _paths_of(value: object, path: str) -> Iterator[str]:
+    """Where in this part of a manifest a text is meant to be replaced."""
+    if isinstance(value, str):
+        if _UNREPLACED in value:
+            yield path
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _paths_of(each, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _paths_of(each, f"{path}[{index}]")
 
 
 def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:

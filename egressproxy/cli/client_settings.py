@@ -39,13 +39,16 @@ class Login(NamedTuple):
         return f"Login({self.user})"
 
 
+NO_LOGIN: Final = Login()
+
+
 class Proxy(NamedTuple):
     """A forward-proxy listener, as clients name it, with optional credentials."""
 
     scheme: str
     host: str
     port: int
-    login: Login = Login()
+    login: Login = NO_LOGIN
 
     @classmethod
     def of(cls, url: str) -> Proxy:
@@ -103,8 +106,7 @@ class ClientSettings:
         if self.bundle is not None:
             found |= dict.fromkeys(_TRUST, str(self.bundle))
         if java := self._java():
-            kept = [each for each in java_options.split() if not each.startswith(_JAVA)]
-            found["JAVA_TOOL_OPTIONS"] = " ".join((*kept, java))
+            found["JAVA_TOOL_OPTIONS"] = f"{other_java_options(java_options)} {java}".strip()
         return found | {PROVIDERS[name]: url for name, url in self.base_urls.items()}
 
     def _around(self) -> tuple[str, ...]:
@@ -124,6 +126,23 @@ class ClientSettings:
             found.append(f"-Djavax.net.ssl.trustStore={self.java_store}")
             found.append(f"-Djavax.net.ssl.trustStorePassword={STORE_PASSWORD}")
         return " ".join(found)
+
+
+def set_before(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables of an earlier `env` in this environment. What the user has set besides stays: trust that is not one
+    bundle for all, and base URLs of hosts that are not in NO_PROXY.
+    """
+    names = [each for name in (*_PROXY, "NO_PROXY") for each in (name, name.lower())] + ["NODE_USE_ENV_PROXY"]
+    if len({environment.get(name) for name in _TRUST}) == 1:
+        names += _TRUST
+    around = environment.get("NO_PROXY", "").split(",")
+    names += [name for name in PROVIDERS.values() if urlsplit(environment.get(name, "")).hostname in around]
+    return tuple(name for name in names if name in environment)
+
+
+def other_java_options(java_options: str) -> str:
+    """The options of Java without those of an earlier `env`."""
+    return " ".join(each for each in java_options.split() if not each.startswith(_JAVA))
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:

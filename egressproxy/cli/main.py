@@ -28,6 +28,7 @@ _VERBS: Final = {
     "top": "Watch the traffic of a running gateway.",
     "dns": "Show what a name resolves to, and what may be dialled.",
     "diff": "Show what a new configuration would change.",
+    "doctor": "Look for what this machine lacks.",
     "audit": "Verify or show the records of Audit filters.",
     "cache": "Show or purge the caches of a running gateway.",
     "ca": "Make, show or replace CAs for interception.",
@@ -38,10 +39,11 @@ _VERBS: Final = {
     "mcp": "Print the pins of an MCP server's tools.",
     "reload": "Make a running gateway read its configuration again.",
     "serve-filters": "Serve the filters of a configuration to Envoy.",
+    "tapes": "Check recordings of run --record, and exchange them.",
     "schema": "Print the JSON Schema of manifests.",
     "crds": "Print the CustomResourceDefinitions of our kinds.",
     "rbac": "Print the RBAC that a gateway needs in a cluster.",
-    "filters": "Print the filter types and their settings.",
+    "filters": "Print the filter types and their settings, or begin one.",
     "placeholder": "Make a placeholder for a credential.",
     "completion": "Print the script for shell completion.",
     "version": "Print the version.",
@@ -54,6 +56,7 @@ _SHORT_LIVED: Final = frozenset(
         "denials",
         "dns",
         "diff",
+        "doctor",
         "schema",
         "crds",
         "rbac",
@@ -66,6 +69,7 @@ _SHORT_LIVED: Final = frozenset(
         "env",
         "mcp",
         "completion",
+        "tapes",
     }
 )
 

@@ -23,11 +23,12 @@ from egressproxy.cli.options import ConfigByOption, admin_option, bind_option, c
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.serving import begin
 from egressproxy.cli.serving_options import MAX_DRAIN_S, serving_options
+from egressproxy.cli.tape_options import TAPE_OPTIONS, check_tapes, tape_options, tape_run, with_tapes
 from egressproxy.config.otlp_environment import OPTION, SIGNALS_OPTION, otlp_settings, signals_of
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.model.unix_socket import SCHEME, parse_unix_socket
 from egressproxy.net.tls_contexts.key_log import open_key_log
-from egressproxy.run_options import RunOptions
+from egressproxy.run_options import OPEN_PORT, RunOptions
 
 #: Of a session key: a shorter one could be guessed, a longer file is not a key.
 MIN_KEY_BYTES = 32
@@ -143,6 +144,10 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     "Where Gateways without `spec.addresses` listen; may be given again. From a network such as 127.0.1.0/24 every"
     " Gateway gets an address of its own. Every client that reaches the address can use the gateway."
 )
+@click.option(
+    "--port", "open_port", type=whole_number(0, 65535), default=OPEN_PORT, show_default=True, metavar="N",
+    help="The port of the open proxy, without --config; 0: the system chooses. For Gateways see their listeners.",
+)  # fmt: skip
 @admin_option(
     "Health, metrics and the configuration in service. Read-only except for POST /reload, /cache/purge, /holds and"
     " /kill-switch and, with --api-writes, objects. `off`: none.",
@@ -229,6 +234,7 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " NAMESPACE/GATEWAY/LISTENER, if there are several.",
 )  # fmt: skip
 @client_options
+@tape_options
 @click.pass_context
 def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: str, **given: Any) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again, or drains if the terminal has
@@ -240,15 +246,20 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     Without --config the gateway is an open forward proxy on 127.0.0.1:3128, for a first look; only this machine can
     reach it. With a configuration it denies what the configuration does not allow.
 
+    With --record, what the command asks the network is written to tapes, and with --replay answered from them.
+
     \b
     Examples:
       egressproxy run
+      egressproxy run --port 8888
       egressproxy run --config policies/
       egressproxy run --config gateway.yaml --config secrets/ --bind 0.0.0.0
       egressproxy run --config policies/ --secret openai=/var/run/secrets/openai --secret-env front:token=FRONT_TOKEN
       egressproxy run --state-dir /var/lib/egressproxy --api-writes
       egressproxy run --config policies/ --takeover /run/egressproxy/takeover.sock
       egressproxy run --config policies/ --secret agents/ca=egressproxy-ca -- npm ci
+      egressproxy run --record tapes/ -- pytest
+      egressproxy run --replay tapes/ --strict -- pytest
       egressproxy run --source kubernetes --state-dir /var/lib/egressproxy
       egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
 
@@ -258,33 +269,50 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     """
     wrapped: list[str] = ctx.meta.get(_COMMAND, [])
     clients = {name: given.pop(name) for name in CLIENT_OPTIONS}
+    taped = {name: given.pop(name) for name in TAPE_OPTIONS}
     if wrapped:
         beside = {name: each for name, each in _BESIDE_A_COMMAND.items() if not _is_given(ctx, name)}
         given |= beside
-    elif unused := [name for name in ("listener", *CLIENT_OPTIONS) if _is_given(ctx, name)]:
+    elif unused := [name for name in ("listener", *CLIENT_OPTIONS, *TAPE_OPTIONS) if _is_given(ctx, name)]:
         option = next(each.opts[0] for each in ctx.command.params if each.name == unused[0])
         raise click.UsageError(f"{option} is for a command: write the command after --")
     _check_variables()
     login = login_of(clients["token"], clients["user"], clients["password"])
+    options = options_of(given, sources)
+    if not options.is_configured and _is_given(ctx, "bind"):
+        raise click.UsageError(
+            "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
+            " give --config, or leave --bind out (--port gives another port)"
+        )
+    if options.is_configured and _is_given(ctx, "open_port"):
+        raise click.UsageError(
+            "--port is for the open proxy; with a configuration the ports are in spec.listeners of its Gateways"
+        )
+    is_any_port = options.open_port == 0 or (wrapped and not _is_given(ctx, "open_port"))
+    if not options.is_configured and is_any_port:
+        from egressproxy.cli.wrapped_command import free_port
+
+        options = replace(options, open_port=free_port())
+    if not wrapped:
+        sys.exit(begin(options))
+    from egressproxy.cli.wrapped_command import run_wrapped
+
+    settings = ClientSettings(no_proxy=clients["no_proxy"], base_urls=clients["base_urls"])
+    tapes = tape_run(taped) if check_tapes(taped, options) else None
+    if tapes is not None:
+        options = with_tapes(options, tapes)
+    sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener, tapes))
+
+
+def options_of(given: dict[str, Any], sources: tuple[SecretSource, ...]) -> RunOptions:
+    """What these values of the options ask for together. Raises click.UsageError where they do not fit together."""
     cluster = cluster_of(given)
     options = RunOptions(secrets=sources, cluster=cluster, **given)
     _check_state(options)
     if sources and not options.is_configured:
         raise click.UsageError("Secrets need a configuration: give --config, too")
     _check_writes(options)
-    if not options.is_configured and _is_given(ctx, "bind"):
-        raise click.UsageError(
-            "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
-            " give --config, or leave --bind out"
-        )
-    if not wrapped:
-        sys.exit(begin(options))
-    from egressproxy.cli.wrapped_command import free_port, run_wrapped
-
-    settings = ClientSettings(no_proxy=clients["no_proxy"], base_urls=clients["base_urls"])
-    if not options.is_configured:
-        options = replace(options, open_port=free_port())
-    sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener))
+    return options
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:

@@ -32,8 +32,12 @@ serving_options: Decorator = together(
     ),
     click.option(
         "--access-log", metavar="PATH", default=None, callback=_path,
-        help="The file for one JSON line per exchange; `-`: standard output (the default), `off`: none. SIGHUP reopens"
-        " the file.",
+        help="The file for one line per exchange; `-`: standard output (the default), `off`: none. SIGHUP reopens the"
+        " file.",
+    ),
+    click.option(
+        "--access-log-format", type=click.Choice(("auto", "text", "json")), default="auto", show_default=True,
+        help="The form of the access log: text for people, JSON for programs; `auto` is text on a terminal, else JSON.",
     ),
     click.option(
         "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True,
@@ -42,6 +46,11 @@ serving_options: Decorator = together(
     click.option(
         "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True,
         help="The form of the diagnostics: text, or one JSON object per line for log collectors.",
+    ),
+    click.option(
+        "--debug-filters", is_flag=True,
+        help="Log what filters raise with its text and traceback. It may hold keys and content of requests: for"
+        " debugging alone.",
     ),
     click.option(
         "--drain-timeout", "drain_timeout_s", type=seconds(MAX_DRAIN_S), default=10.0, show_default=True,

@@ -66,7 +66,7 @@ def is_root(certificate: x509.Certificate) -> bool:
 def write_trust(ca_pem: str, bundle: Path, java_store: Path) -> None:
     """Write both files, of the roots of the system and these. Raises TrustProblem."""
     try:
-        _write_java_store(java_store, _write_bundle(bundle, ca_pem))
+        _write_java_store(java_store, write_bundle(bundle, ca_pem))
     except OSError as error:
         raise _of_file(bundle, error) from None
 
@@ -75,8 +75,9 @@ def _of_file(file: Path, error: OSError) -> TrustProblem:
     return TrustProblem(f"{error.filename or file}: {error.strerror or error}")
 
 
-def _write_bundle(path: Path, ca_pem: str) -> str:
-    roots = _system_roots()
+def write_bundle(path: Path, ca_pem: str) -> str:
+    """Write and return the roots of the system and these. Raises TrustProblem where the system has none."""
+    roots = system_roots()
     there = {re.sub(r"\s", "", each) for each in _BLOCK.findall(roots)}
     added = [each for each in _BLOCK.findall(ca_pem) if re.sub(r"\s", "", each) not in there]
     text = f"{roots.rstrip()}\n" + "".join(f"{each}\n" for each in added)
@@ -90,7 +91,7 @@ def _write_java_store(path: Path, pem: str) -> None:
     replace_file(path, serialize_java_truststore(entries, BestAvailableEncryption(STORE_PASSWORD.encode())))
 
 
-def _system_roots() -> str:
+def system_roots() -> str:
     """PEM. What $SSL_CERT_FILE names goes before the system's own file, as it does for OpenSSL."""
     default = ssl.get_default_verify_paths().cafile
     files: Sequence[str] = (*((default,) if default else ()), *_SYSTEM)

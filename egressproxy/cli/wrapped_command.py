@@ -24,15 +24,18 @@ from pathlib import Path
 from socket import AF_INET, socket
 from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from egressproxy.cli.client_settings import ClientSettings, Login, Proxy, inherited
+from egressproxy.cli.client_settings import NO_LOGIN, ClientSettings, Login, Proxy, inherited
 from egressproxy.cli.serving import serve
 from egressproxy.net.process import close_memory
 from egressproxy.processes.forward_listeners import ForwardListener
 from egressproxy.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from egressproxy.tapes import Run
 
 #: The exit status of `env`, `timeout` and `docker run` for their own failures.
 _FAILED: Final = 125
@@ -44,8 +47,9 @@ _FORWARDED: Final = (
 )  # fmt: skip
 #: Source: prctl(2), <linux/prctl.h>.
 _PR_SET_PDEATHSIG: Final = 1
-#: Longer than the gateway needs behind its drain timeout.
+#: Longer than the gateway needs behind its drain timeout, and with tapes that are still to be written.
 _END_S: Final = 5.0
+_TAPES_END_S: Final = 60.0
 
 
 class _Signalled(Exception):
@@ -68,18 +72,26 @@ def free_port() -> int:
 
 
 def run_wrapped(
-    options: RunOptions, command: Sequence[str], settings: ClientSettings, login: Login, ca: Path | None, listener: str
+    options: RunOptions,
+    command: Sequence[str],
+    settings: ClientSettings,
+    login: Login,
+    ca: Path | None,
+    listener: str,
+    tapes: Run | None = None,
 ) -> int:
     """Serve until the command has ended; returns its exit status, or ends with its signal. `login`: the command's
-    credentials for the gateway. `ca`, `listener`: as in the options.
+    credentials for the gateway. `ca`, `listener`: as in the options. With `tapes` it is 1 where a strict replay was not
+    complete.
     """
     if not shutil.which(command[0]):
         return _not_run(command[0])
     close_memory()  # the command is of the same user
     ended_by = 0
     status = _FAILED
+    end_s = _END_S if tapes is None else _TAPES_END_S
     try:
-        with ExitStack() as files, _Signals() as signals, _Gateway(options) as gateway:
+        with ExitStack() as files, _Signals() as signals, _Gateway(options, end_s) as gateway:
             listeners = gateway.wait_until_ready()
             if listeners is None:
                 return _FAILED  # the gateway has printed the reason
@@ -90,9 +102,21 @@ def run_wrapped(
         ended_by = signalled.number
     except NotUsable as problem:
         click.echo(f"egressproxy: {problem}", err=True)
+    if tapes is not None:
+        status = _tell_tapes(tapes, status)
     if status < 0:
         ended_by = -status
     return _die_by(ended_by) if ended_by else status
+
+
+def _tell_tapes(tapes: Run, status: int) -> int:
+    """Print what was recorded and played, unless the gateway has failed; returns the status of the run."""
+    from egressproxy.cli.styled_lines import printable
+
+    report = tapes.finish()
+    for line in report.lines() if status != _FAILED else ():
+        click.echo(f"egressproxy: {printable(line)}", err=True)
+    return status or int(not report.is_complete)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], gateway: _Gateway, signals: _Signals) -> int:
@@ -140,6 +164,12 @@ def chosen_listener(listeners: Sequence[ForwardListener], name: str) -> ForwardL
     return fitting[0] if fitting else None
 
 
+def proxy_of(listener: ForwardListener, login: Login = NO_LOGIN) -> Proxy:
+    """The listener as clients on this machine reach it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listener.address, listener.address)  # noqa: S104
+    return Proxy("https" if listener.is_tls else "http", host, listener.port, login)
+
+
 def _variables(
     chosen: ForwardListener | None, settings: ClientSettings, login: Login, ca: Path | None, files: ExitStack
 ) -> dict[str, str]:
@@ -150,8 +180,7 @@ def _variables(
         raise NotUsable("there is no forward-proxy listener that clients could use: add one, or give --base-url")
     trusted = ""
     if chosen is not None:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(chosen.address, chosen.address)  # noqa: S104
-        settings = replace(settings, proxy=Proxy("https" if chosen.is_tls else "http", host, chosen.port, login))
+        settings = replace(settings, proxy=proxy_of(chosen, login))
         trusted = chosen.signing_ca
     try:
         if ca is not None:
@@ -203,8 +232,9 @@ class _Signals:
 class _Gateway:
     """The process that serves."""
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, end_s: float) -> None:
         self._options = options
+        self._end_s = end_s
         self._pid = 0
         self._status: int | None = None
 
@@ -246,7 +276,7 @@ class _Gateway:
             ended = select.poll()
             ended.register(descriptor, select.POLLIN)
             os.kill(self._pid, signal.SIGTERM)
-            if not ended.poll((self._options.drain_timeout_s + _END_S) * 1000):
+            if not ended.poll((self._options.drain_timeout_s + self._end_s) * 1000):
                 os.kill(self._pid, signal.SIGKILL)
                 ended.poll()
         finally:

@@ -1,7 +1,11 @@
 """The filter interface. A filter imports only this package of egressproxy; its test imports `testing`.
 
-`base` has the interface, each built-in filter has a file, and `chain` compiles filters into flat tuples.
+`base` has the interface, each built-in filter has a file, and `chain` compiles filters into flat tuples. `json`, `sse`
+and their types come from `egressproxy.ai`, and are imported when they are asked for.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from egressproxy.errors import Reason
 from egressproxy.filters.base import (
@@ -26,6 +30,12 @@ from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.event_aggregator import FilterNotices
 from egressproxy.telemetry.filter_meter import FilterCounter, FilterGauge, FilterHistogram, FilterMeter
+
+if TYPE_CHECKING:
+    from egressproxy.ai.content.filter_bodies import JsonBody as JsonBody
+    from egressproxy.ai.content.filter_bodies import SseEvent as SseEvent
+    from egressproxy.ai.content.filter_bodies import json as json
+    from egressproxy.ai.content.filter_bodies import sse as sse
 
 __all__ = [
     "Authority",
@@ -58,3 +68,16 @@ __all__ = [
     "SecretBytes",
     "SecretRef",
 ]
+
+#: Not in `__all__`: `import *` would hide the module `json`, and import what few filters need.
+_OF_BODIES = frozenset(("JsonBody", "SseEvent", "json", "sse"))
+
+
+def __getattr__(name: str) -> object:
+    if name in _OF_BODIES:
+        return getattr(import_module("egressproxy.ai.content.filter_bodies"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_OF_BODIES})

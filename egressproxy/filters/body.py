@@ -25,6 +25,7 @@ from egressproxy.filters.filter_step import (
     settle,
     start,
     wait,
+    wrong_result,
 )
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -354,7 +355,7 @@ def checked_result(step: FilterStep, data: bytes, result: object, *, may_answer:
     if not isinstance(result, bytes):
         if isinstance(result, LocalResponse) and may_answer:
             raise FilterAnswered(checked_answer(step, result), step)
-        raise TypeError
+        raise wrong_result(step, result)
     if len(result) > MAX_RESULT:
         raise ResultTooLarge
     return data if step.only_reads else result

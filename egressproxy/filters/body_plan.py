@@ -18,7 +18,6 @@ body on its path, as far as all filters of it see them. A content coding is undo
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from typing import Final
 
 from egressproxy.errors import Reason, UpstreamFault
@@ -240,6 +239,6 @@ def _mode_for(step: FilterStep, exchange: Exchange, phase: Phase) -> BodyMode | 
 
 
 def _no_mode(mode: object) -> TypeError:
-    if isinstance(mode, Coroutine):
-        mode.close()
-    return TypeError()
+    from egressproxy.filters.author_errors import wrong_mode
+
+    return wrong_mode(mode)

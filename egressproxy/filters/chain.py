@@ -25,11 +25,13 @@ from egressproxy.filters.filter_step import (
     FilterStep,
     FilterSteps,
     checked_answer,
+    failed,
     let_trailers,
     settle,
     start,
     trailer_steps,
     wait,
+    wrong_result,
 )
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.exchange import EMPTY_STATE, Exchange, StateSlot
@@ -244,7 +246,7 @@ def run(steps: FilterSteps, exchange: Exchange) -> Outcome | None:
             return checked_answer(step, result)
         if isinstance(result, Awaitable):
             return start(step, _go_on(step, result, exchange), result)
-        raise TypeError
+        raise wrong_result(step, result)
     except BaseException as error:  # without an await here, only the filter can raise
         settle(step, error, may_fail_open=step.fail_open)
         return run(step.rest, exchange)
@@ -267,7 +269,8 @@ def finish(completing: Sequence[ConfiguredFilter], exchange: Exchange) -> None:
             try:
                 placed.filter.complete(exchange)
             except BaseException as error:
-                placed.stats_in(Phase(placed.spec.phase)).fail(type(error).__name__, is_open=True)
+                what, _ = failed(placed.filter, "complete", placed.spec.name, error)
+                placed.stats_in(Phase(placed.spec.phase)).fail(what, is_open=True)
 
 
 async def _go_on(step: FilterStep, awaitable: Awaitable[object], exchange: Exchange) -> LocalResponse | None:
@@ -277,7 +280,7 @@ async def _go_on(step: FilterStep, awaitable: Awaitable[object], exchange: Excha
         if isinstance(result, LocalResponse):
             return checked_answer(step, result)
         if result is not None:
-            raise TypeError
+            raise wrong_result(step, result)
     except Exception as error:
         settle(step, error, may_fail_open=step.fail_open)
     return await run_to_end(step.rest, exchange)

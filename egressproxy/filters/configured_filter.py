@@ -21,7 +21,9 @@ from egressproxy.telemetry.filter_meter import FilterMeter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredFilter:
-    """A filter and its IR. `stats`: by phase. `mark`: set after a run, for `complete`; None without that method."""
+    """A filter and its IR. `stats`: by phase. `mark`: set after a run, for `complete`; None without that method.
+    `watch`: of a filter that is not ours.
+    """
 
     spec: ExtensionIR
     filter: Filter
@@ -31,6 +33,7 @@ class ConfiguredFilter:
     notices: EventAggregator | None = None
     meter: FilterMeter | None = None
     budget: ErrorBudget | None = None
+    watch: MethodWatch | None = None
     steps: WeakSet[MeasuredStep] = field(default_factory=WeakSet)
 
     def phases(self) -> frozenset[Phase]:
@@ -69,6 +72,13 @@ class MisplacedFilter(ValueError):
     def __init__(self, spec: ExtensionIR, why: str) -> None:
         super().__init__(f"{spec.source}: filter {spec.name} ({spec.type}): {why}")
         self.spec = spec
+
+
+class MethodWatch(Protocol):
+    """The interface of `block_watch.BlockWatch`, for filters of users."""
+
+    def watched(self, method: Callable[..., object]) -> Callable[..., object]:
+        """The method, timed."""
 
 
 class BackendWatches(Protocol):

@@ -7,12 +7,9 @@ forbidden trailers after all filters.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from inspect import iscoroutine
 from time import monotonic
-from traceback import walk_tb
 from typing import Any, TypeVar
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
@@ -20,7 +17,7 @@ from egressproxy.filters.base import Filter, Phase, sees_trailers
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.error_budget import OutOfService
-from egressproxy.filters.filter_trace import is_traced, traced
+from egressproxy.filters.filter_trace import is_traced, show_failure, shows_failures, traced
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.fields import Fields
@@ -32,19 +29,21 @@ _FRAMING = frozenset((b"connection", b"content-length", b"transfer-encoding"))
 
 
 class FilterStep:
-    """One filter in one phase, or for trailers (`method_name`). `call`: the method, or its replacement while the filter
-    is measured or out of service; `own`: the method. `mode_for`: the `body_mode_for`; None: `body_mode` applies to
-    every body. `rest`: the later steps of the phase.
+    """One filter in one phase, or for trailers (`method_name`). `call`: its `method`, or the replacement while the
+    filter is measured or out of service; `own`: the method itself. `mode_for`: the `body_mode_for`; None: `body_mode`
+    applies to every body. `rest`: the later steps of the phase.
     """
 
     __slots__ = (
-        "__weakref__", "budget", "call", "decodes", "fail_open", "file", "filter", "mark", "mode_for", "only_reads",
+        "__weakref__", "budget", "call", "decodes", "fail_open", "filter", "mark", "method", "mode_for", "only_reads",
         "own", "own_mark", "rest", "spec", "stats",
     )  # fmt: skip
 
     def __init__(self, placed: ConfiguredFilter, phase: Phase, rest: FilterSteps = (), method_name: str = "") -> None:
-        method: Callable[..., object] = getattr(placed.filter, method_name or phase.method)
-        self.file: str | None = getattr(getattr(method, "__code__", None), "co_filename", None)
+        self.method = method_name or phase.method
+        method: Callable[..., object] = getattr(placed.filter, self.method)
+        if placed.watch is not None:
+            method = placed.watch.watched(method)
         self.own = self.call = traced(placed.spec.name, phase.value, method) if is_traced() else method
         self.filter = placed.filter
         self.mode_for: Callable[..., object] | None = None
@@ -97,11 +96,16 @@ class FilterExited(Exception):
 
 def checked_answer(step: FilterStep, response: LocalResponse) -> LocalResponse:
     """The response without framing fields. Raises ValueError or TypeError for an invalid response."""
-    if not (
-        isinstance(response.status, int) and isinstance(response.body, bytes) and isinstance(response.phrase, bytes)
-    ):
-        raise TypeError("the status of a response is an int, its body and its phrase are bytes")
-    Fields.of(response.fields)  # checks them
+    try:
+        if not (
+            isinstance(response.status, int) and isinstance(response.body, bytes) and isinstance(response.phrase, bytes)
+        ):
+            raise TypeError
+        Fields.of(response.fields)  # checks them
+    except TypeError as error:
+        from egressproxy.filters.author_errors import wrong_response
+
+        raise (wrong_response(response) or error) from None
     kept = tuple(line for line in response.fields if line[0].lower() not in _FRAMING)
     step.stats.answered += 1
     return response if len(kept) == len(response.fields) else replace(response, fields=kept)
@@ -130,8 +134,8 @@ def settle(step: FilterStep, error: BaseException, *, may_fail_open: bool) -> No
         detail = f"{name} has failed too often, and is tried again in {left_s:.0f} s"
         raise GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=step.spec.source, detail=detail) from None
     timed_out = isinstance(error, DeadlinePassed)
-    kind = _kind(error)
-    step.stats.fail(kind, is_open=may_fail_open, is_counted=True)
+    what, detail = failed(step.filter, step.method, step.spec.name, error)
+    step.stats.fail(what, is_open=may_fail_open, is_counted=True)
     if timed_out:
         step.stats.timed_out += 1
     if step.budget is not None:
@@ -139,7 +143,6 @@ def settle(step: FilterStep, error: BaseException, *, may_fail_open: bool) -> No
     if may_fail_open:
         return
     message = f"{name} did not answer in time" if timed_out else f"{name} failed"
-    detail = f"{name}: {kind}{_place(step, error)}"
     raise GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=step.spec.source, detail=detail) from None
 
 
@@ -161,14 +164,23 @@ def _kind(error: BaseException) -> str:
     return kind
 
 
-def _place(step: FilterStep, error: BaseException) -> str:
-    """` at FILE:LINE` of the last frame in the filter's own file, else of the last frame."""
-    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    shown = [place for place in places if place[0] == step.file] or places
-    if not shown:
-        return ""
-    file, line = shown[-1]
-    return f" at {os.path.basename(file)}:{line}"
+def failed(filter_: Filter, method: str, name: str, error: BaseException) -> tuple[str, str]:
+    """How this method of the filter `name` has failed, and the same with its place: see `author_errors.how_failed`."""
+    from egressproxy.filters.author_errors import how_failed  # most gateways do without
+
+    what, detail = how_failed(filter_, method, name, error, _kind(error))
+    if shows_failures():
+        from egressproxy.filters.author_errors import own_traceback
+
+        show_failure(detail, error, own_traceback(filter_, method, error))
+    return what, detail
+
+
+def wrong_result(step: FilterStep, result: object) -> TypeError:
+    """The error of a method that returned this."""
+    from egressproxy.filters import author_errors
+
+    return author_errors.wrong_result(step.method, result)
 
 
 async def wait(step: FilterStep, awaitable: Awaitable[R], exchange: Exchange) -> R:
@@ -222,7 +234,7 @@ def start(step: FilterStep, coroutine: Coroutine[Any, Any, R], waiting: object) 
     """
     step.stats.runs -= 1  # `wait` counts it at its end: until then nobody knows how
     task = asyncio.get_running_loop().create_task(coroutine)
-    if iscoroutine(waiting):
+    if isinstance(waiting, Coroutine):
         task.add_done_callback(lambda _task: waiting.close())
     return task
 
@@ -251,7 +263,7 @@ def run_trailers(steps: Sequence[FilterStep], exchange: Exchange, block: bytes) 
             result = step.call(exchange, fields)
             if isinstance(result, Awaitable):
                 return start(step, _go_on(step, result, fields, steps[position:], exchange, block), result)
-            block = _given(fields, result)
+            block = _given(step, fields, result)
         except BaseException as error:  # without an await here, only the filter can raise
             settle(step, error, may_fail_open=step.fail_open)
     return block
@@ -266,15 +278,15 @@ async def _go_on(
     block: bytes,
 ) -> bytes:
     try:
-        block = _given(fields, await wait(step, awaitable, exchange))
+        block = _given(step, fields, await wait(step, awaitable, exchange))
     except Exception as error:
         settle(step, error, may_fail_open=step.fail_open)
     outcome = run_trailers(rest, exchange, block)
     return outcome if isinstance(outcome, bytes) else await outcome
 
 
-def _given(fields: Fields, result: object) -> bytes:
+def _given(step: FilterStep, fields: Fields, result: object) -> bytes:
     """The block of the fields. Raises TypeError for an invalid result. A filter out of service returns the fields."""
     if result is not None and result is not fields:
-        raise TypeError
+        raise wrong_result(step, result)
     return fields.block

@@ -7,8 +7,12 @@ calls after each scrape. At log level debug each run of a filter is a line.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import perf_counter
+from traceback import format_exception
+from types import TracebackType
 from typing import Any, Final, Protocol
 
 from egressproxy.errors import GatewayError
@@ -21,6 +25,9 @@ log = logging.getLogger("egressproxy.filters")
 
 #: The number of calls that are measured after a scrape.
 SAMPLES: Final = 8
+
+_shows_all = False
+_shows: Final[ContextVar[list[str] | None]] = ContextVar("egressproxy.filters.shows_failures", default=None)
 
 
 class MeasuredStep(Protocol):
@@ -50,6 +57,36 @@ class Sampled:
         if not isinstance(result, Awaitable):
             step.stats.took(perf_counter() - began)
         return result
+
+
+def show_failures() -> None:
+    """Log failures in this process with the text of their exceptions, which may hold secrets, and their tracebacks."""
+    global _shows_all
+    _shows_all = True
+
+
+@contextmanager
+def failures_shown() -> Iterator[list[str]]:
+    """`show_failures` for what runs here; yields a list of the tracebacks so far."""
+    shown: list[str] = []
+    token = _shows.set(shown)
+    try:
+        yield shown
+    finally:
+        _shows.reset(token)
+
+
+def shows_failures() -> bool:
+    return _shows_all or _shows.get() is not None
+
+
+def show_failure(what: str, error: BaseException, traceback: TracebackType | None) -> None:
+    """Log a failure with its text, and from this frame on with its traceback."""
+    log.error("%s", what, exc_info=(type(error), error, traceback) if traceback is not None else None)
+    if (shown := _shows.get()) is not None:
+        shown.append(
+            "".join(format_exception(type(error), error, traceback)).rstrip() if traceback is not None else what
+        )
 
 
 def is_traced() -> bool:

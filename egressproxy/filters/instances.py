@@ -18,6 +18,7 @@ from egressproxy.filters.shared_counters import KEY_BYTES
 from egressproxy.ir.gateway import ConfigIR, chains, extensions
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.model.near_names import did_you_mean
 from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 
@@ -182,7 +183,9 @@ class FilterInstances:
             raise FilterBuildError(f"{where}: unknown type {spec.type}; {why}")
         if spec.phase not in {phase.value for phase in kind.phases}:
             allowed = ", ".join(phase.value for phase in Phase if phase in kind.phases)
-            raise FilterBuildError(f"{where}: {spec.type} cannot run in phase {spec.phase}; it can in {allowed}")
+            near = did_you_mean(spec.phase.replace("_", "-"), allowed.split(", "), "", cutoff=0.75)
+            hint = f" ({near})" if near else ""
+            raise FilterBuildError(f"{where}: {spec.type} cannot run in phase {spec.phase}{hint}; it can in {allowed}")
         config: object = spec.settings
         if config is None:
             from egressproxy.filters.validation import validated
@@ -208,8 +211,13 @@ class FilterInstances:
         budget = ErrorBudget(spec, self._metrics, notices) if spec.budget_failures else None
         made = kind.build(context)
         mark = StateSlot[bool](f"{spec.name} ran") if type(made).complete is not Filter.complete else None
+        watch = None
+        if kind.runs_code or kind.package:
+            from egressproxy.filters.block_watch import BlockWatch
+
+            watch = BlockWatch(spec.name, spec.scope, self._metrics, notices)
         stats = self._counted.pop(_labels(spec), {})
-        return ConfiguredFilter(spec, made, kind.also, stats, mark, self._notices, meter, budget)
+        return ConfiguredFilter(spec, made, kind.also, stats, mark, self._notices, meter, budget, watch)
 
 
 def _labels(spec: ExtensionIR) -> tuple[str, ...]:

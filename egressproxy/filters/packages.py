@@ -111,7 +111,9 @@ def _reporting(kind: FilterType) -> Callable[[FilterContext], Filter]:
         except Rejected as refusal:  # its message is meant for users
             why = f"{refusal.message}{f' ({refusal.remedy})' if refusal.remedy else ''}"
         except (Exception, SystemExit) as error:
-            why = f"{_place(error)}{type(error).__name__} while the filter was built"
+            from egressproxy.filters.author_errors import built_wrongly
+
+            why = built_wrongly(error, _place(error), "the filter's `__init__`", "the filter was built")
         raise UnusableReference(why) if kind.secret_refs(context.config) else ValueError(why)
 
     return built

@@ -9,15 +9,19 @@ errors while requests are served only with their type, because their text may co
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import traceback
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from egressproxy.filters.author_errors import built_wrongly, class_problems, line_of
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, Rejected, UnusableReference, overrides
+from egressproxy.filters.filter_trace import log
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef
 from egressproxy.model import state_folder
 
@@ -44,8 +48,9 @@ def load_filter(context: FilterContext) -> Filter:
     """
     config: PythonConfig = context.config
     path = _locate(context)
-    module = _import(path)
+    module = _import(path, context.name)
     cls = _filter_class(module, path)
+    _expect_sound(cls, path)
     inner = replace(context, config=_read_config(module, config, path))
     if cls.runs_in is None:
         _expect_method(cls, context.phase, path, f"is placed in phase {context.phase.value}")
@@ -56,20 +61,34 @@ def load_filter(context: FilterContext) -> Filter:
         remedy = f" ({refusal.remedy})" if refusal.remedy else ""
         raise failure(f"{path}:{_line_in(refusal, path)}: {refusal.message}{remedy}") from None
     except (Exception, SystemExit) as error:
-        # The constructor has seen secrets: the text of what it raised is not repeated.
-        line = _line_in(error, path)
-        raise failure(f"{path}:{line}: {type(error).__name__} while {cls.__name__} was built") from None
+        where, name = f"{path}:{_line_in(error, path)}: ", cls.__name__
+        raise failure(built_wrongly(error, where, f"`__init__` of {name}", f"{name} was built")) from None
+    _expect_sound(cls, path, made)
     try:
         made.runs_in = frozenset((context.phase,) if made.runs_in is None else map(Phase, made.runs_in))
     except (TypeError, ValueError):
+        names = ", ".join(phase.name for phase in Phase)
         raise ValueError(
-            f"{path}: runs_in of class {cls.__name__} is not a set of phases: write frozenset((Phase.…,)) with"
-            f" phases of {', '.join(phase.name for phase in Phase)}"
+            f"{_at(path, 'runs_in')}: runs_in of class {cls.__name__} is not a set of phases: write"
+            f" frozenset((Phase.…,)) with phases of {names}"
         ) from None
     for phase in Phase:
         if phase in made.runs_in:
             _expect_method(cls, phase, path, f"has {phase.value} in runs_in")
     return made
+
+
+def _expect_sound(cls: type[Filter], path: Path, made: Filter | None = None) -> None:
+    """Raise ValueError for a class whose methods cannot be called as filters are, or whose attributes are unusable."""
+    for line, problem in class_problems(cls, made):
+        where = f"{path}:{line}" if line is not None else _at(path, problem.partition(" ")[0])
+        raise ValueError(f"{where}: {problem}")
+
+
+def _at(path: Path, name: str) -> str:
+    """`FILE:LINE` of the class, function or attribute of this name."""
+    line = line_of(path, rf"\s*(?:(?:async\s+)?def\s+|class\s+)?{re.escape(name)}\b")
+    return f"{path}:{line}" if line is not None else str(path)
 
 
 def _expect_method(cls: type[Filter], phase: Phase, path: Path, why: str) -> None:
@@ -83,7 +102,8 @@ def _expect_method(cls: type[Filter], phase: Phase, path: Path, why: str) -> Non
         methods = ", ".join(f"`{each.method}`" for each in others)
         phases = others[0].value if len(others) == 1 else f"one of {', '.join(each.value for each in others)}"
         hint = f" (it has {methods}: place it in phase {phases}, or write the phases that it needs into `runs_in`)"
-    raise ValueError(f"{path}: class {cls.__name__} {why} but has no `{phase.method}`{hint}")
+    where = _at(path, near[0] if near and near[0] not in vars(Filter) else cls.__name__)
+    raise ValueError(f"{where}: class {cls.__name__} {why} but has no `{phase.method}`{hint}")
 
 
 def _locate(context: FilterContext) -> Path:
@@ -125,12 +145,15 @@ def _compiled(path: Path) -> CodeType:
     return code
 
 
-def _import(path: Path) -> ModuleType:
-    """Run the file as a module. If it fails, the previous version stays registered."""
+def _import(path: Path, filter_name: str) -> ModuleType:
+    """Run the file as a module. If it fails, the previous version stays registered. What it prints is logged: standard
+    output may be the access log.
+    """
     code = _compiled(path)
     name = "_egressproxy_filter_" + hashlib.sha256(str(path).encode()).hexdigest()[:16]
     module = ModuleType(name)
     module.__file__ = str(path)
+    module.__dict__["print"] = partial(_print, filter_name)
     before = sys.modules.get(name)
     sys.modules[name] = module  # pydantic and dataclasses look up their module while they make classes
     try:
@@ -146,17 +169,47 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
+def _print(
+    _filter_name: str,
+    /,
+    *values: object,
+    sep: str | None = None,
+    end: str | None = None,
+    file: Any = None,
+    flush: bool = False,
+) -> None:
+    """`print` in the file of a filter."""
+    if file is not None:
+        print(*values, sep=sep, end=end, file=file, flush=flush)
+        return
+    text = (" " if sep is None else sep).join(map(str, values)) + (end or "")
+    for line in text.splitlines() or ("",):
+        log.warning("filter %s: %s", _filter_name, line)
+
+
 def _filter_class(module: ModuleType, path: Path) -> type[Filter]:
     named = getattr(module, "filter_class", None)
     if named is not None:
         if not (isinstance(named, type) and issubclass(named, Filter)):
-            raise ValueError(f"{path}: `filter_class` is not a subclass of egressproxy.filters.Filter")
+            raise ValueError(
+                f"{_at(path, 'filter_class')}: `filter_class` is not a subclass of egressproxy.filters.Filter"
+            )
         return named
     found = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Filter) and value.__module__ == module.__name__
     ]
+    if not found:
+        methods = {phase.method for phase in Phase}
+        for name, value in vars(module).items():
+            if isinstance(value, type) and value.__module__ == module.__name__ and methods & vars(value).keys():
+                raise ValueError(f"{_at(path, name)}: class {name} is no filter: write `class {name}(Filter):`")
+        for name in methods & vars(module).keys():
+            raise ValueError(
+                f"{_at(path, name)}: `{name}` is a function: make it a method of a `class MyFilter(Filter):`, with"
+                " `self` before its other parameters"
+            )
     if len(found) != 1:
         names = ", ".join(sorted(cls.__name__ for cls in found)) or "none"
         raise ValueError(f"{path}: one subclass of egressproxy.filters.Filter is expected (found: {names}); "
@@ -170,18 +223,29 @@ def _read_config(module: ModuleType, config: PythonConfig, path: Path) -> object
         if config.plain_config:
             return raw
         if raw:
-            raise ValueError(f"{path}: a config is given, but the file has no `Config` model")
+            raise ValueError(
+                f"{path}: a config is given, but the file has no `Config` model: write `class Config(BaseModel):` with"
+                f" {', '.join(raw)}, or plainConfig: true beside the config"
+            )
         return FilterConfig()
-    from pydantic import BaseModel, ValidationError
+    from pydantic import BaseModel, PydanticUserError, ValidationError
 
     from egressproxy.filters.validation import faults
 
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        raise ValueError(f"{path}: `Config` is not a pydantic model")
+        raise ValueError(
+            f"{_at(path, 'Config')}: `Config` is not a pydantic model: write `class Config(BaseModel):`, after"
+            " `from pydantic import BaseModel`"
+        )
     try:
         return model.model_validate(raw)
     except ValidationError as error:
         raise ValueError(f"{path}: {faults(error, model)}") from None
+    except PydanticUserError as error:  # about the model: it has no values
+        raise ValueError(f"{_at(path, 'Config')}: {error.message}") from None
+    except Exception as error:  # of a validator
+        where = f"{path}:{_line_in(error, path)}: "
+        raise ValueError(built_wrongly(error, where, "a validator of Config", "Config was checked")) from None
 
 
 def _own_names(cls: type[Filter]) -> set[str]:

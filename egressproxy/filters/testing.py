@@ -23,6 +23,7 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Chain, compile_chain, finish, run_to_end
 from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
+from egressproxy.filters.filter_trace import failures_shown
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.authority import parse_authority
@@ -116,6 +117,8 @@ class FilterResult:
             where it has asked for another attempt, or a fault
             with the reason `filter_failed`, whose `detail` has the type of the exception and its place; else None.
         failures: what the gateway logs of a filter that failed, one sentence each; also where `fail_open` let it pass.
+        tracebacks: the exceptions with which the filter failed, each with its text and traceback. They are logged, too,
+            so that pytest shows them with a failing test.
         events: what the filter told with `context.notices`, each as "Reason: message".
         request_pieces: what goes to the backend for each piece of the request's body; b"" where nothing goes yet.
         response_pieces: what goes to the client for each piece of the response's body.
@@ -128,6 +131,7 @@ class FilterResult:
     local_response: LocalResponse | None = None
     error: GatewayError | None = None
     failures: tuple[str, ...] = ()
+    tracebacks: tuple[str, ...] = field(default=(), repr=False)
     events: tuple[str, ...] = ()
     request_pieces: tuple[bytes, ...] = ()
     response_pieces: tuple[bytes, ...] = ()
@@ -154,7 +158,8 @@ class FilterResult:
     @property
     def response(self) -> ResponseHead:
         """The head that the client gets. Raises AssertionError if the exchange ended with an error."""
-        assert self.error is None, f"the exchange ended with an error: {self.error!r} {self.error.detail}"
+        told = "\n".join(("", *self.tracebacks))
+        assert self.error is None, f"the exchange ended with an error: {self.error!r} {self.error.detail}{told}"
         return self.exchange.response
 
     @property
@@ -210,22 +215,29 @@ class FilterHarness:
             source=source,
             folder=str(folder),
         )
+        self._name = name
         self._notices = EventAggregator()
         self._metrics = FilterMetrics()
         self._instances = instances = FilterInstances(Catalog(), notices=self._notices, metrics=self._metrics)
         # In the order of `check`: all that can be said without running the filter's file is said first.
         instances.hold_code()
-        instances.place(spec)
+        with failures_shown():
+            instances.place(spec)
         instances.release_code()
         unknown = {label.rstrip("/") for label in given} - instances.secrets(spec).keys()
         if unknown:
             raise ValueError(f"the config of filter {name} does not refer to the Secret {', '.join(sorted(unknown))}")
-        self._chain: Chain = compile_chain([spec], instances.place)
+        with failures_shown():
+            self._chain: Chain = compile_chain([spec], instances.place)
 
     def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
         """The filter's own metrics by name and labels, without the label `filter`; of a histogram the sums."""
         read = self._metrics.read()
-        return {name: {labels[1:]: value for labels, value in each.values.items()} for name, each in read.items()}
+        return {
+            name: {labels[1:]: value for labels, value in each.values.items()}
+            for name, each in read.items()
+            if not name.startswith("egress_")
+        }
 
     def close(self) -> None:
         """Take the filter out of service, as a reload does."""
@@ -284,21 +296,24 @@ class FilterHarness:
         exchange.request.body = sum(map(len, sent))
         response = response or ResponseHead(200, b"OK", Fields())
         response.body = sum(map(len, received))
-        try:
+        with failures_shown() as shown:
             try:
-                await _run_phases(chain, result, sent, response, received)
-            except FilterAnswered as answered:
-                await _respond(answered.answer, chain, result, chain.response_headers)
-        except GatewayError as error:
-            result.error = error
-            exchange.status, exchange.reason, exchange.rule, exchange.detail = (
-                error.status,
-                error.reason,
-                error.rule,
-                error.detail,
-            )
-        if phases is None:
-            finish(chain.complete, exchange)
+                try:
+                    await _run_phases(chain, result, sent, response, received)
+                except FilterAnswered as answered:
+                    await _respond(answered.answer, chain, result, chain.response_headers)
+                _check_types(exchange, self._name)
+            except GatewayError as error:
+                result.error = error
+                exchange.status, exchange.reason, exchange.rule, exchange.detail = (
+                    error.status,
+                    error.reason,
+                    error.rule,
+                    error.detail,
+                )
+            if phases is None:
+                finish(chain.complete, exchange)
+        result.tracebacks = tuple(shown)
         notices = self._notices.take()
         failed = event_reason(Reason.FILTER_FAILED)
         result.failures = tuple(notice.message for notice in notices if notice.reason == failed)
@@ -339,6 +354,18 @@ async def _run_phases(
     await _show(body, exchange, result.response_trailers)
     _stop(result.response_trailers, not chain.response_phases or chain.lets_response_trailers)
     exchange.status = exchange.response.status
+
+
+def _check_types(exchange: Exchange, name: str) -> None:
+    """Raise GatewayFault for text where the gateway writes bytes: no head could be sent."""
+    request = exchange.request
+    for what, value in (
+        ("x.request.path", request.path), ("x.request.method", request.method),
+        ("x.upstream_host", exchange.upstream_host),
+    ):  # fmt: skip
+        if not isinstance(value, bytes):
+            detail = f"filter {name} set {what} to {type(value).__name__}: write bytes"
+            raise GatewayFault(Reason.FILTER_FAILED, f"filter {name} failed", status=502, detail=detail)
 
 
 def _stop(trailers: Fields, lets: bool) -> None:

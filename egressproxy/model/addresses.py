@@ -15,7 +15,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
-from egressproxy.model.authority import IPAddress
+from egressproxy.model.authority import Authority, IPAddress
 
 _LOW = 0xFFFFFFFF
 _LOOPBACK_V4 = IPv4Address("127.0.0.1")
@@ -84,6 +84,17 @@ METADATA: Final[frozenset[IPAddress]] = frozenset(
         "fe80::a9fe:a9fe",  # OpenStack
     )
 )
+
+
+def allow_remedy(authority: Authority) -> str:
+    """What to add to have this destination allowed."""
+    host, port, address = authority.host, authority.port, authority.address
+    if address is None:
+        return f'add {{hostnames: ["{host}"], ports: [{port}]}} to destinations.allow'
+    if not METADATA.isdisjoint(aliases(address)):
+        return "leave it closed: this is a cloud metadata address, which hands out the machine's own credentials"
+    more = "" if address.is_global else "; add it to addresses.allow, too, since it is not public"
+    return f'add {{cidrs: ["{host}"], ports: [{port}]}} to destinations.allow{more}'
 
 
 class Resolved(tuple[IPAddress, ...]):

@@ -15,7 +15,7 @@ from typing import Final
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.policy import DestinationRule, DestinationsIR, Mode, Network, SniCheck, entry_text
-from egressproxy.model.addresses import METADATA, aliases
+from egressproxy.model.addresses import aliases, allow_remedy
 from egressproxy.model.authority import Authority
 from egressproxy.routing.hosts import HostMap, patterns_of
 
@@ -150,7 +150,7 @@ class DestinationPolicy:
                 )
                 return self._for_operators(denied, authority)
             message = f"{authority.host} is not allowed: no policy with destinations.allow is for this client"
-            denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, remedy=_remedy(authority))
+            denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, remedy=allow_remedy(authority))
             denied.tell(self._message)
             return self._for_operators(denied, authority)
         denied = self._outside(authority, self._allow[self._firm_allow :])
@@ -209,7 +209,7 @@ class DestinationPolicy:
         """The error, with what to add. `is_port_alone`: on another port it would be allowed."""
         where = f"on port {authority.port} " if is_port_alone else ""
         message, rule = f"{authority.host} is not allowed {where}by policy {policy}", f"EgressPolicy {policy}"
-        denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=rule, remedy=_remedy(authority))
+        denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=rule, remedy=allow_remedy(authority))
         denied.tell(message_of_policy)
         denied.policy = policy
         return self._for_operators(denied, authority)
@@ -287,17 +287,6 @@ class _Entries:
             for network, rule in self._networks:
                 if address.version == network.version and address in network:
                     yield network, rule
-
-
-def _remedy(authority: Authority) -> str:
-    """What to add to have this destination allowed."""
-    host, port, address = authority.host, authority.port, authority.address
-    if address is None:
-        return f'add {{hostnames: ["{host}"], ports: [{port}]}} to destinations.allow'
-    if not METADATA.isdisjoint(aliases(address)):
-        return "leave it closed: this is a cloud metadata address, which hands out the machine's own credentials"
-    more = "" if address.is_global else "; add it to addresses.allow, too, since it is not public"
-    return f'add {{cidrs: ["{host}"], ports: [{port}]}} to destinations.allow{more}'
 
 
 def _firm_first(rules: Iterable[DestinationRule]) -> tuple[_Entries, ...]:

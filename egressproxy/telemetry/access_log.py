@@ -126,8 +126,9 @@ class AccessLog:
     """Writes to `target`: None or "-" is standard output, "off" nothing, an int a file descriptor, text a path;
     anything else is given the batches.
 
-    `turn` is entered around each write, for processes that share a target. Raises OSError where the path cannot be
-    opened. All methods belong to the loop's thread. Call `close` at the end: it writes the waiting lines.
+    `turn` is entered around each write, for processes that share a target; `log_format`: as of LogWriter. Raises
+    OSError where the path cannot be opened. All methods belong to the loop's thread. Call `close` at the end: it writes
+    the waiting lines.
     """
 
     __slots__ = (
@@ -142,11 +143,12 @@ class AccessLog:
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         max_denials_per_s: int = MAX_DENIALS_PER_S,
         turn: AbstractContextManager[object] | None = None,
+        log_format: str = "json",
     ) -> None:
         self._writer: Batches | None = None
         if target is None or isinstance(target, str | int):
             if target != "off":
-                self._writer = LogWriter(target, max_waiting_bytes, turn or nullcontext())
+                self._writer = LogWriter(target, max_waiting_bytes, turn or nullcontext(), log_format)
         else:
             self._writer = target
         self.exporter: LineExporter | None = None

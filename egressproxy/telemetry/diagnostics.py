@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 MAX_WAITING: Final = 10_000
 STOP_TIMEOUT_S: Final = 1.0
 
-_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)}
+
+def escaped(text: str, kept: str = "") -> str:
+    """The text with an escape for each character that is not printable, but for those of `kept`. Marks that change the
+    direction of text are not printable.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class Diagnostics:
@@ -141,8 +148,8 @@ class _Formatter(logging.Formatter):
         self._origin = f"{origin}: " if origin else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        message = str(record.msg).translate(_ESCAPES).replace("\n", "\\n")
+        message = escaped(str(record.msg), "\t\n").replace("\n", "\\n")
         line = f"{self.formatTime(record)} {record.levelname.lower()} {record.name} {self._origin}{message}"
         if record.exc_text:
-            line += "\n" + "\n".join(f"  {part.translate(_ESCAPES)}" for part in record.exc_text.split("\n"))
+            line += "\n" + "\n".join(f"  {escaped(part)}" for part in record.exc_text.split("\n"))
         return line

@@ -110,16 +110,18 @@ class Notice:
     count: int = 0
     first_s: float = 0.0
     last_s: float = 0.0
+    is_of_exchange: bool = False  # the access log has a line of it, too
 
 
 class Refusal(NamedTuple):
-    """A denial without an error; see GatewayError."""
+    """A denial without an error; see GatewayError. Without `is_of_exchange` the access log has no line of it."""
 
     reason: Reason
     message: str
     rule: str = "-"
     remedy: str = ""
     is_quotable: bool = True
+    is_of_exchange: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -298,7 +300,9 @@ def _refusal(
     if route != "-" and route_kind:
         regarding = InvolvedObject.of(route_kind, route)
         rule = where if rule in (None, regarding) else rule  # an object is not related to itself
-    return new_notice(event_reason(error.reason), "Deny", regarding, _sentence(message, remedy), related=rule)
+    notice = new_notice(event_reason(error.reason), "Deny", regarding, _sentence(message, remedy), related=rule)
+    notice.is_of_exchange = not isinstance(error, Refusal) or error.is_of_exchange
+    return notice
 
 
 def _failure(source: InvolvedObject, filter_: FilterStats, how: str, *, is_open: bool) -> Notice:

@@ -56,18 +56,20 @@ class Event:
 
 class Events:
     """The Events of a gateway with all its workers, on its event loop; `clock` gives seconds since the epoch.
-    `metrics`' notices are taken `wait_s` seconds after the first one, then `on_change` is called.
+    `metrics`' notices are taken `wait_s` seconds after the first one, then `on_change` is called. Without
+    `logs_exchanges` an Event whose exchange is in the access log is not logged.
     """
 
     def __init__(
         self, metrics: Metrics, on_change: Callable[[], None] = lambda: None, wait_s: float = NOTICES_S,
-        clock: Callable[[], float] = time,
+        clock: Callable[[], float] = time, *, logs_exchanges: bool = True,
     ) -> None:  # fmt: skip
         self._metrics = metrics
         self._on_change = on_change
         self._wait_s = wait_s
         metrics.notices.wake = self._take_soon
         self._clock = clock
+        self._logs_exchanges = logs_exchanges
         self._events: dict[int, Event] = {}  # those that happened last are at the end
         self._groups: dict[_GroupKey, dict[str, Event]] = {}  # of those that were not silent for long, by message
         self._numbers = count(1)
@@ -92,7 +94,7 @@ class Events:
             self.version += 1
             if is_logged:
                 event.log_at = event.notice.count * 2
-            elif event.notice.count >= event.log_at:
+            elif event.notice.count >= event.log_at and (self._logs_exchanges or not notice.is_of_exchange):
                 self._log(event)
             if len(self._events) > MAX_EVENTS:  # now: behind many that are gone the oldest is slow to find
                 self._forget_old()

@@ -8,9 +8,11 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
+from stat import S_ISCHR
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -21,15 +23,18 @@ WARN_INTERVAL_S: Final = 60.0
 class LogWriter:
     """Writes to `target`: None or "-" is standard output, an int a descriptor, else a path (or OSError). `turn` is
     entered around each write, for processes that share it. At most `max_waiting_bytes` wait for a slow reader. `close`
-    comes last.
+    comes last. `log_format`: "json" takes the lines as they are, "text" makes lines for people, "auto" on a terminal.
     """
 
     __slots__ = (
-        "_closing", "_descriptor", "_lock", "_max_waiting", "_path", "_queue", "_thread", "_torn", "_turn", "_waiting",
-        "_warned_at", "dropped", "written",
+        "_closing", "_descriptor", "_lock", "_max_waiting", "_path", "_queue", "_render", "_thread", "_torn", "_turn",
+        "_waiting", "_warned_at", "dropped", "written",
     )  # fmt: skip
 
-    def __init__(self, target: str | int | None, max_waiting_bytes: int, turn: AbstractContextManager[object]) -> None:
+    def __init__(
+        self, target: str | int | None, max_waiting_bytes: int, turn: AbstractContextManager[object],
+        log_format: str = "json",
+    ) -> None:  # fmt: skip
         self._turn = turn
         self._path: Path | None = None
         if isinstance(target, int):
@@ -39,6 +44,7 @@ class LogWriter:
         else:
             self._path = Path(target)
             self._descriptor = _open(self._path)
+        self._render = _renderer(self._descriptor, log_format)
         self._max_waiting = max_waiting_bytes
         self._waiting = 0
         # Bytes and the number of their lines; no bytes: open the path again; None: the end.
@@ -78,8 +84,9 @@ class LogWriter:
             if not chunk:
                 self._open_again()
                 continue
+            text = chunk if self._render is None else self._render(chunk)
             with self._turn:
-                done = self._write(chunk)
+                done = self._write(text)
             with self._lock:
                 self._waiting -= len(chunk)
                 if done:
@@ -129,6 +136,31 @@ class LogWriter:
                 error,
                 name,
             )
+
+
+def is_terminal(target: str | int | None) -> bool:
+    """Whether people read what is written there."""
+    if target is None or isinstance(target, int):
+        return os.isatty(1 if target is None else target)
+    try:
+        if target == "off" or not S_ISCHR(os.stat(target).st_mode):
+            return False
+        descriptor = os.open(target, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.isatty(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _renderer(descriptor: int, log_format: str) -> Callable[[bytes], bytes] | None:
+    """What makes lines for people; None where they stay JSON."""
+    if log_format == "json" or (log_format == "auto" and not os.isatty(descriptor)):
+        return None
+    from egressproxy.telemetry.text_log import TextLines  # only here: most logs are JSON
+
+    return TextLines.for_descriptor(descriptor).render
 
 
 def _open(path: Path) -> int:

@@ -283,3 +283,8 @@ async def test_who_may_not_write_changes_nothing(admin: AdminServer, state: Stat
     assert (await ask(network, path, "POST", extra=MARK)).status == 403
     await network.stop()
     assert (state.purges, state.decided, state.changes) == ([], [], [])
+
+
+@pytest.mark.parametrize("path", ["/holds", "/model", "/decisions"])
+async def test_json_ends_with_its_line(path: str, admin: AdminServer):
+    assert (await ask(admin, path)).body.endswith(b"}\n")

@@ -32,6 +32,7 @@ def test_init_makes_a_secret_for_the_gateway_and_a_file_for_clients(tmp_path: Pa
     made = ca("init", folder, "--permit", "example.com")
     assert made.exit_code == 0, made.output
     assert "example.com" in made.output
+    assert "No --permit" not in made.output
     assert stat.S_IMODE((folder / "tls.key").stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert sorted(each.name for each in folder.iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
@@ -40,7 +41,9 @@ def test_init_makes_a_secret_for_the_gateway_and_a_file_for_clients(tmp_path: Pa
 
 
 def test_init_replaces_nothing(tmp_path: Path):
-    assert ca("init", tmp_path / "ca").exit_code == 0
+    first = ca("init", tmp_path / "ca")
+    assert first.exit_code == 0
+    assert "No --permit: whoever has tls.key can impersonate every server" in first.output
     before = (tmp_path / "ca" / "tls.key").read_bytes()
     again = ca("init", tmp_path / "ca")
     assert again.exit_code == 1

@@ -551,3 +551,95 @@ def test_what_is_experimental_is_served_with_the_option_alone(tmp_path: Path):
     assert result.exit_code == 1
     assert "start the gateway with --experimental" in result.output
     assert invoke(tmp_path, "--experimental").exit_code == 0
+
+
+SECRETS = """\
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: egress, namespace: agents}
+spec:
+  gatewayClassName: egressproxy
+  listeners:
+  - {name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}
+  - {name: https, port: 3443, protocol: HTTPS, hostname: x.example, tls: {certificateRefs: [{name: gw-cert}]}}
+---
+apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: default, namespace: agents}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: egress}]
+  destinations: {allow: [{hostnames: [api.github.com], ports: [443]}]}
+  intercept: {hostnames: [api.github.com], caCertificateRef: {name: my-ca}}
+---
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: openai, namespace: agents}
+spec:
+  destination:
+    type: Fqdn
+    fqdn: {hostname: api.openai.com}
+    ports: [{number: 443, protocol: HTTP11, tls: {mode: Mutual, clientCertificateRef: {name: client-cert}}}]
+  extensions:
+  - name: openai-key
+    type: egressproxy.io/CredentialInjector:v1
+    phase: backend-request
+    config: {secretRef: {name: openai-api-key, key: special}, header: Authorization, template: "Bearer {}"}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: openai, namespace: agents}
+spec:
+  parentRefs: [{name: egress, sectionName: https}]
+  rules:
+  - backendRefs: [{group: egressproxy.io, kind: Backend, name: openai}]
+"""
+
+
+def elsewhere(folder: Path, text: str) -> Result:
+    (folder / "a.yaml").write_text(text)
+    return CliRunner().invoke(main, ["check", str(folder), "--secrets-elsewhere", "--strict"])
+
+
+def test_secrets_that_are_elsewhere_are_forgiven_with_all_that_follows(tmp_path: Path):
+    result = elsewhere(tmp_path, SECRETS)
+    assert result.exit_code == 0, result.output
+    for name in ("client-cert", "gw-cert", "my-ca", "openai-api-key"):
+        assert f"elsewhere: Secret agents/{name}\n" in result.output
+    assert "listener agents/egress https: HTTPS" in result.output
+    assert CliRunner().invoke(main, ["check", str(tmp_path)]).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("name: openai}]", "name: openay}]", "Backend agents/openay does not exist"),
+        ("{name: openai-api-key,", "{name: openai-api-key, namespace: other,", "RefNotPermitted"),
+        ("header: Authorization,", "heather: Authorization,", "heather"),
+        ("name: gw-cert}", "kind: ConfigMap, name: gw-cert}", "gw-cert"),
+        (
+            "---\napiVersion: egressproxy.io/v1alpha1\nkind: Backend",
+            "---\napiVersion: v1\nkind: Secret\nmetadata: {name: openai-api-key, namespace: agents}\n"
+            "stringData: {other: x}\n---\napiVersion: egressproxy.io/v1alpha1\nkind: Backend",
+            "Secret agents/openai-api-key with key special",
+        ),
+    ],
+    ids=["backend", "grant", "field", "kind", "key"],
+)
+def test_nothing_but_missing_secrets_is_forgiven(tmp_path: Path, before: str, after: str, found: str):
+    assert before in SECRETS
+    result = elsewhere(tmp_path, SECRETS.replace(before, after, 1))
+    assert result.exit_code == 1, result.output
+    assert found in result.output
+
+
+def test_values_to_be_replaced_are_noted_with_their_place(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: a, namespace: agents}\nstringData: {a: replace-me}\n---\n"
+        + SECRETS.replace("hostname: x.example", "hostname: replace-me.example")
+    )
+    result = CliRunner().invoke(main, ["check", str(tmp_path), "--secrets-elsewhere"])
+    assert (
+        f"note: {tmp_path}/a.yaml:1:1: Secret agents/a: stringData.a: the value still has replace-me" in result.output
+    )
+    assert "spec.listeners[1].hostname: the value still has replace-me (write your own in its place)" in result.output
+    assert result.exit_code == 0

@@ -11,12 +11,21 @@ from time import time
 import pytest
 from click.testing import CliRunner, Result
 
+from egressproxy.cli import suggestions
 from egressproxy.cli.client_settings import ClientSettings, Login, Proxy
 from egressproxy.cli.main import main
 from egressproxy.gateway.leaf_certificates.minting import new_ca
+from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
+from egressproxy.operators.explain.outline import outline
+from tests.support.pki import Pki
 
 #: A value that each shell has to quote.
 HOSTILE = "a'b \\c$(touch owned)`touch owned`;\"d"
+
+
+@pytest.fixture(autouse=True)
+def _no_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suggestions, "ask_briefly", lambda *_: None)
 
 
 def env(*arguments: str | Path, **variables: str) -> Result:
@@ -171,3 +180,41 @@ def test_a_file_without_a_certificate_is_told_and_nothing_is_written(tmp_path: P
     assert result.exit_code == 1
     assert "not a certificate" in result.output
     assert [each.name for each in tmp_path.iterdir()] == ["ca.pem"]
+
+
+def outline_of(*listeners: ListenerIR) -> dict[str, object]:
+    return {"model": outline(ConfigIR(listeners=listeners))}
+
+
+def listener(name: str, address: str = "0.0.0.0", **more: object) -> ListenerIR:
+    return ListenerIR("agents/egress", name, (address,), 8888, ListenerProtocol.FORWARD_PROXY, **more)  # type: ignore[arg-type]
+
+
+def test_the_listener_of_the_gateway_that_runs_is_the_default(monkeypatch: pytest.MonkeyPatch):
+    answer = outline_of(listener("plain"))
+    monkeypatch.setattr(suggestions, "ask_briefly", lambda _ctx, path: answer if path == "/model" else None)
+    assert "export HTTPS_PROXY='http://127.0.0.1:8888'" in env().output
+    assert "export HTTPS_PROXY='http://other:1'" in env("--proxy", "http://other:1").output
+    assert "HTTPS_PROXY" not in env("--proxy", "off", "--base-url", "openai=http://127.0.0.1:1/v1").output
+
+
+def test_of_several_listeners_one_is_named(monkeypatch: pytest.MonkeyPatch):
+    answer = outline_of(listener("plain"), listener("tls", "::", tls=Pki().listener("gw.test")))
+    monkeypatch.setattr(suggestions, "ask_briefly", lambda *_: answer)
+    assert env().exit_code == 2
+    assert "there are several forward-proxy listeners (agents/egress/plain, agents/egress/tls)" in env().output
+    assert "export HTTPS_PROXY='https://[::1]:8888'" in env("--listener", "tls").output
+
+
+def test_what_an_earlier_env_has_set_is_taken_back():
+    before = dict(
+        line.removeprefix("export ").replace("'", "").split("=", 1)
+        for line in env("--proxy", "http://a:1", "--base-url", "openai=http://gw:1/v1", JAVA_TOOL_OPTIONS="-Xmx1g")
+        .output.splitlines()
+    )  # fmt: skip
+    lines = env("--unset", SSL_CERT_FILE="/corp.pem", ANTHROPIC_BASE_URL="http://mine/", **before).output.splitlines()
+    assert {f"unset {name}" for name in before if name != "JAVA_TOOL_OPTIONS"} | {
+        "export JAVA_TOOL_OPTIONS='-Xmx1g'"
+    } == set(lines)
+    assert env("--unset", "--shell", "fish", HTTPS_PROXY="a").output == "set -e HTTPS_PROXY\n"
+    assert env("--unset", "--shell", "docker").exit_code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -163,3 +164,35 @@ def test_a_shell_is_offered_kinds_names_and_namespaces(admin: AdminServer, monke
     assert values("gw", "-n", "") == ["agents"]
     assert values("backends", "") == ["ours"]
     assert values("nonsense", "") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "who"),
+    [
+        (
+            b"HTTP/1.1 200 OK\r\nServer: other/1\x1b[31m\r\nContent-Length: 2\r\n\r\n{}",
+            "another server of HTTP (other/1",
+        ),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "another server of HTTP answers there"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", "a program that does not speak HTTP"),
+        (b"", "a program that closes the connection"),
+    ],
+    ids=["server", "nameless", "ssh", "closes"],
+)
+def test_another_program_at_the_address_is_told_as_that(said: bytes, who: str):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def serve() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(said)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        result = CliRunner().invoke(main, ["get", "gw", "--admin", f"127.0.0.1:{port}"])
+        thread.join()
+    assert result.exit_code == 2
+    assert f"127.0.0.1:{port} is not the admin address of a gateway: {who}" in result.output
+    assert "\x1b" not in result.output

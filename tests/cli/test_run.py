@@ -142,6 +142,14 @@ def test_an_address_to_bind_without_a_configuration_is_not_left_out_in_silence(a
     assert asked == []
 
 
+def test_the_open_proxy_has_a_port_and_gateways_have_theirs(asked: list[RunOptions], tmp_path: Path):
+    assert invoke("--port", "8888").exit_code == 0
+    assert [each.open_port for each in asked] == [8888]
+    result = invoke("--port", "8888", "--config", str(tmp_path))
+    assert result.exit_code == 2
+    assert "the ports are in spec.listeners" in result.stderr
+
+
 def test_the_status_of_the_run_is_the_exit_status(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(app, "run", lambda *_: 1)
     assert invoke().exit_code == 1

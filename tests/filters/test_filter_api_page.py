@@ -12,6 +12,7 @@ import pytest
 from egressproxy.filters.testing import FilterHarness, exchange, response
 
 PAGE = (Path(__file__).parents[2] / "docs" / "filter-api.md").read_text(encoding="utf-8")
+TUTORIAL = (Path(__file__).parents[2] / "docs" / "filters" / "tutorial.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 IMPORTS = BLOCKS[0]
 URL = "http://api.example.com/v1"
@@ -85,3 +86,29 @@ def test_guard_counts_and_tells(example: Any):
     assert harness.metrics() == {"acme_pii_found": {("card",): 1}}
     assert result.events == ("CardInHeader: filter test: a client sends a card number as a field",)
     harness.close()
+
+
+def bounded(harness: FilterHarness, piece: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+    """What a provider gets of a request for 9000 tokens, and a client of these pieces of an answer."""
+    result = harness.run(
+        exchange("POST", URL, {"Content-Type": "application/json"}),
+        request_body=[b'{"max_tokens": 9000, "messages": [{"role": "user", ', b'"content": "4711"}]}'],
+        response=response(200, {"Content-Type": "text/event-stream"}),
+        response_body=[piece, b"\n\ndata: b", b"\n\n"],
+    )
+    return result.request_body, result.response_pieces
+
+
+def test_bounded_reads_json_texts_and_events(example: Any):
+    asked, answered = bounded(example("Bounded", "request-body"), b"event: debug\ndata: a")
+    assert asked == b'{"max_tokens": 4096, "messages": [{"role": "user", "content": "****"}]}'
+    assert answered == (b"", b"", b"data: b\n\n")
+
+
+def test_the_first_filter_of_the_tutorial_buffers_requests_and_streams_answers(tmp_path: Path):
+    (tmp_path / "bounded.py").write_text(re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)[0])
+    asked, answered = bounded(
+        FilterHarness({"path": "bounded.py"}, phase="request-body", folder=tmp_path), b"data: 4711"
+    )
+    assert asked == b'{"max_tokens": 4096, "messages": [{"role": "user", "content": "4711"}]}'
+    assert answered == (b"", b"data: ****\n\n", b"data: b\n\n")

@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 
 import egressproxy.filters
+import egressproxy.testing
 from egressproxy.filters import testing
 from tests.support.builds import of_sources
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = {"egressproxy.filters": set(egressproxy.filters.__all__), "egressproxy.filters.testing": set(testing.__all__)}
+PUBLIC = {
+    "egressproxy.filters": set(dir(egressproxy.filters)),
+    "egressproxy": {"tapes"},
+    "egressproxy.filters.testing": set(testing.__all__),
+    "egressproxy.testing": set(egressproxy.testing.__all__),
+}
 
 
 def python_blocks(document):

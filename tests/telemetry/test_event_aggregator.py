@@ -20,6 +20,7 @@ from egressproxy.telemetry.event_aggregator import (
     EventType,
     FilterStats,
     InvolvedObject,
+    Refusal,
     event_reason,
 )
 from egressproxy.telemetry.series import Series
@@ -194,3 +195,10 @@ def test_what_could_not_be_reached_is_told_and_what_a_reached_backend_does_is_no
             assert has_event(UpstreamFault(reason, "not reached", status=503)), reason
         if flag in {"UR", "UC", "UPE", "UT", "DC"}:
             assert not has_event(UpstreamFault(reason, "reached", status=502)), reason
+
+
+def test_a_refusal_before_an_exchange_has_no_line_in_the_access_log():
+    notices = EventAggregator()
+    notices.refused(AT_GATEWAY, denied())
+    notices.refused(AT_GATEWAY, Refusal(Reason.CONNECTION_LIMIT, "a connection was refused"))
+    assert [notice.is_of_exchange for notice in notices.take()] == [True, False]

@@ -51,6 +51,14 @@ def test_the_same_again_is_one_event_with_a_count_and_its_times(world: World):
     assert (event.count, event.last_s - event.first_s) == (5, 30)
 
 
+def test_what_the_access_log_tells_on_the_same_terminal_is_not_logged_again(lines: Callable[[], list[str]]):
+    events = Events(Metrics("1"), logs_exchanges=False)
+    events.add([replace(NOTICE, is_of_exchange=True)])
+    assert lines() == []
+    events.add([replace(NOTICE, reason="ConnectionLimit")])
+    assert len(lines()) == 1
+
+
 def test_another_object_reason_message_or_policy_is_another_event(world: World):
     world.tell()
     world.tell(regarding=InvolvedObject("Gateway", "agents", "other"))

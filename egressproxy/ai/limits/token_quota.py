@@ -39,6 +39,12 @@ _SHORT_ANSWER: Final = 1024 * 1024
 _LEAST_COST: Final = 1e-9
 
 
+#: The field that bounds the response, where it is not max_tokens.
+_MAX_TOKENS: Final = {
+    Api.OPENAI_RESPONSES: "max_output_tokens", Api.GEMINI: "maxOutputTokens", Api.BEDROCK_CONVERSE: "maxTokens",
+}  # fmt: skip
+
+
 class TokenQuota(SettledQuota[TokenUse]):
     """A SettledQuota with limits of tokens, cost and models."""
 
@@ -190,6 +196,24 @@ class TokenQuota(SettledQuota[TokenUse]):
         if not self._is_report:
             raise Rejected(message, status=status, remedy=remedy)
         exchange.note_denials(Reason.FILTER_REJECTED)
+
+    def _remedy(self, exchange: Exchange, refusing: Reservation, use: TokenUse | None, after_s: int) -> str:
+        rule = refusing.rule
+        if use is None or rule.type != "Tokens":
+            return super()._remedy(exchange, refusing, use, after_s)
+        asked = operation(exchange)
+        output = use.output_tokens if rule.counts_output else 0
+        reserves = f"this request reserves {refusing.amount:,.0f} tokens"
+        if output:
+            reserves += f", {min(output, refusing.amount):,.0f} for its response"
+        if self._headers != "Never":
+            self._store.peek([refusing])
+            reserves += f"; {max(0.0, refusing.left):,.0f} are left"
+        field = _MAX_TOKENS.get(asked.api, "max_tokens") if asked is not None else "max_tokens"
+        otherwise = (
+            f", or come again in {after_s:,} s" if after_s else ", since this request alone is more than the limit"
+        )
+        return f"{reserves}: {f'lower {field}' if output else 'send less'}{otherwise}"
 
     def _amount(self, rule: QuotaRule, exchange: Exchange, use: TokenUse | None) -> float:
         least = LEAST

@@ -126,8 +126,14 @@ def load(paths: Sequence[ConfigSource], state: Path | None = None) -> ResourceSe
     return _checked(read_all(paths, state))
 
 
-def read_all(paths: Sequence[ConfigSource], state: Path | None = None, cluster: bytes | None = None) -> ResourceSet:
+def read_all(
+    paths: Sequence[ConfigSource],
+    state: Path | None = None,
+    cluster: bytes | None = None,
+    texts: Iterable[tuple[str, str]] = (),
+) -> ResourceSet:
     """Read files and folders. Of a folder: every *.yaml, *.yml and *.json in it, not below it, without dot names.
+    `texts` are further manifests, each with the name of its file.
 
     Secrets may have other sources (`source_files`), but no Secret may have both. `state` is the folder of objects
     written through the API, `cluster` has objects of an API server (`cluster_objects`); both may be empty. An object of
@@ -141,6 +147,8 @@ def read_all(paths: Sequence[ConfigSource], state: Path | None = None, cluster: 
         for path in manifests:
             for file in reader.files(path):
                 reader.read_file(file)
+        for name, text in texts:
+            reader.read(text.encode(), name)
         if manifests or (state is None and cluster is None):
             reader.require_objects(", ".join(map(str, manifests)))
         sources = [source for source in paths if isinstance(source, SecretSource)]

@@ -55,6 +55,10 @@ def _destination_hostname(value: str) -> str:
     return "*." + name if bare != value else name
 
 
+def _intercepted_hostname(value: str) -> str:
+    return value if value == "*" else _destination_hostname(value)
+
+
 def _refuse_more_than_a_host(value: str, port_remedy: str) -> None:
     """Refuse what was copied from a browser or a client: a URL, a name with its port or path."""
     match = _MORE_THAN_A_HOST.fullmatch(value)
@@ -105,6 +109,9 @@ _NAME = r"[A-Za-z0-9_]([-A-Za-z0-9_.]*[A-Za-z0-9_])?\.?"
 _ONE_NAME = text_schema(_NAME, MAX_HOSTNAME + 1)
 DestinationHostname = Annotated[
     str, AfterValidator(_destination_hostname), text_schema(rf"(\*\.)?{_NAME}", MAX_HOSTNAME + 3)
+]
+InterceptedHostname = Annotated[
+    str, AfterValidator(_intercepted_hostname), text_schema(rf"\*|(\*\.)?{_NAME}", MAX_HOSTNAME + 3)
 ]
 SingleHostname = Annotated[str, AfterValidator(_single_hostname), _ONE_NAME]
 ExternalHostname = Annotated[str, AfterValidator(_external_hostname), _ONE_NAME]

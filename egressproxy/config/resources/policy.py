@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from egressproxy.config.resources.extension import Extension
-from egressproxy.config.resources.hostnames import DestinationHostname, SingleHostname
+from egressproxy.config.resources.hostnames import DestinationHostname, InterceptedHostname, SingleHostname
 from egressproxy.config.resources.identity import Identity
 from egressproxy.config.resources.limits import Limits
 from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
@@ -255,8 +255,8 @@ class Issuing(Model):
 class Intercept(Model):
     """Names whose TLS is terminated with a certificate signed by a CA of ours; other tunnels stay opaque."""
 
-    hostnames: Annotated[tuple[DestinationHostname, ...], Field(min_length=1)]
-    """Names whose tunnels are intercepted."""
+    hostnames: Annotated[tuple[InterceptedHostname, ...], Field(min_length=1)]
+    """Names whose tunnels are intercepted. `*`: all names."""
     ca_certificate_ref: SecretObjectReference | None = None
     """The Secret (tls.crt, tls.key) with the CA that signs the certificates shown to clients. May be absent beside
     `bySubject` or `issuing`: clients without a CA of their own are refused then.

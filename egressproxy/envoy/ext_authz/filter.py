@@ -96,7 +96,7 @@ class ExternalAuth(ExternalAuthorization):
         self.server = spec.backend.backend.label if spec.backend.backend is not None else "-"
         self._route = route
         refused, why = "the authorization server refused a request", "its answer, which the client got, says why"
-        self._denied = Refusal(Reason.EXT_AUTH_DENIED, refused, self._source, why)
+        self._denied = Refusal(Reason.EXT_AUTH_DENIED, refused, self._source, why, is_of_exchange=True)
         self._metrics = metrics
         #: The changes that the server wants of the answer.
         self._added: StateSlot[tuple[FieldChange, ...]] = StateSlot("external auth")

@@ -143,7 +143,9 @@ def answer_for(error: GatewayError, request_id: str, form: ErrorForm | None = No
     about = about_error(error, request_id)
     body = form.error(error, about, denied=denied) if form is not None else None
     if body is None:
-        body = json.dumps({"error": about}).encode() + b"\n"
+        body = json.dumps({"error": about}).encode()
+    if body.endswith(b"}"):
+        body += b"\n"  # for whoever reads it in a shell
     fields: list[tuple[bytes, bytes]] = [
         (b"Content-Type", b"application/json"),
         (b"Proxy-Status", proxy_status),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final
 
 from cryptography import x509
@@ -78,8 +78,8 @@ class SigningCa:
         self._leaf_key_pem = SecretBytes(_key_bytes(self._leaf_key))
 
     def mint(self, name: str, now_s: float) -> Leaf:
-        """A leaf for this DNS name (lower case, no trailing dot), no longer valid than its CA. `now_s`: seconds since
-        the epoch. Raises MintingError where the CA has ended.
+        """A leaf for this address or DNS name (lower case, no trailing dot), no longer valid than its CA. `now_s`:
+        seconds since the epoch. Raises MintingError where the CA has ended.
         """
         now = datetime.fromtimestamp(now_s, UTC)
         ends = min(now + timedelta(seconds=LEAF_S), self._certificate.not_valid_after_utc)
@@ -90,7 +90,10 @@ class SigningCa:
             raise MintingError(f"the CA is not valid before {begins:%Y-%m-%dT%H:%M:%SZ}: look at the clock")
         is_short = len(name) <= _MAX_COMMON_NAME
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if is_short else [])
-        names = x509.SubjectAlternativeName([x509.DNSName(name)])
+        try:
+            names = x509.SubjectAlternativeName([x509.IPAddress(ip_address(name))])
+        except ValueError:
+            names = x509.SubjectAlternativeName([x509.DNSName(name)])
         builder = (
             x509.CertificateBuilder()
             .subject_name(subject)

@@ -33,6 +33,7 @@ from egressproxy.gateway.snapshot import Port, Snapshot, replace_endpoints
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.listening_place import is_connection, is_datagram
 from egressproxy.model.own_names import new_pseudonym
 from egressproxy.net.cooperative import in_turns
@@ -344,9 +345,11 @@ class GatewayServer:
             yield first.gateway, first.name, port.open_connections
 
     def _requests(self) -> Iterator[Labels]:
-        return (
-            exchange.series.labels for port in self._ports() for state in port.states for exchange in state.requests()
-        )
+        return (exchange.series.labels for exchange in self.requests())
+
+    def requests(self) -> Iterator[Exchange]:
+        """The requests in progress, and the tunnels that are not open yet."""
+        return (exchange for port in self._ports() for state in port.states for exchange in state.requests())
 
     def _endpoint_states(self) -> Iterator[tuple[str, str, str]]:
         """By backend and endpoint. One that several routes reach under different policies has its worst state."""

@@ -147,7 +147,8 @@ def _permitted(hostnames: tuple[str, ...], query: IssuingQuery) -> Iterator[str]
     if len(query.permitted) > MAX_PERMITTED:
         raise _invalid(f"a CA is for at most {MAX_PERMITTED} names")
     for name in query.permitted or bases:
-        if not DNS_NAME.fullmatch(name) or not any(name == each or name.endswith(f".{each}") for each in bases):
+        is_below = any(each == "*" or name == each or name.endswith(f".{each}") for each in bases)
+        if not DNS_NAME.fullmatch(name) or not is_below:
             raise _invalid(f"{name[:253]!r} is not below a name in intercept.hostnames")
         yield name
 

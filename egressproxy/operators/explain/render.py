@@ -165,12 +165,16 @@ def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[s
 
 
 def filter_values(chain: Chain, phases: Iterable[str], exchange: Exchange) -> list[dict[str, Any]]:
-    """Filters of unknown types, which requests skip; then those of these phases, with what their limits have left."""
+    """Filters of unknown types, which requests skip; then the declared ones of these phases, with what their limits
+    have left.
+    """
     why = "the type is not known, and failOpen is set"
     skipped = [_filter_values(spec, spec.phase) | {"skipped": why} for spec in chain.skipped]
     made = []
     for phase in phases:
         for step in steps_of(chain, phase):
+            if step.spec.source == "-":  # the gateway's own, which nobody has declared
+                continue
             values = _filter_values(step.spec, step.stats.phase)
             if step.budget is not None and (left_s := step.budget.left_s()):  # it has failed too often
                 values["outOfService"] = {"forSeconds": round(left_s, 1)}

@@ -195,9 +195,9 @@ def _asked(query: bytes) -> tuple[str, str]:
 
 
 def _json(values: dict[str, Any]) -> LocalResponse:
-    return LocalResponse(200, ((b"Content-Type", b"application/json"), *_USUAL), json.dumps(values).encode())
+    return LocalResponse(200, ((b"Content-Type", b"application/json"), *_USUAL), json.dumps(values).encode() + b"\n")
 
 
 def _refusal(status: int, message: str, more: tuple[tuple[bytes, bytes], ...] = ()) -> LocalResponse:
-    body = json.dumps({"message": message}).encode()
+    body = json.dumps({"message": message}).encode() + b"\n"
     return LocalResponse(status, ((b"Content-Type", b"application/json"), *_USUAL, *more), body)

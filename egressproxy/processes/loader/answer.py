@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
 
 from egressproxy.config.compile.interface import CATALOG, Compiled, scope_of
 from egressproxy.config.compile.status.conditions import broken_references
@@ -67,7 +68,19 @@ def handed_over(resources: ResourceSet, made: Compiled, previous: Compiled | Non
         broken=tuple((scope_of(key), why) for key, why in broken_references(made, previous)) if previous else (),
         validities=made.validities,
         wanted=frozenset(resources.wanted),
+        filter_places=tuple(_filter_places(resources)),
     )
+
+
+def _filter_places(resources: ResourceSet) -> Iterator[tuple[str, str]]:
+    """How a message about a declared filter begins (`filters.instances`), and where its entry is."""
+    for resource in resources.objects:
+        for field in ("extensions", "processors"):
+            for index, extension in enumerate(getattr(getattr(resource, "spec", None), field, ())):
+                line, column = resource.origin.location_of(f"spec.{field}[{index}]")
+                if line:
+                    named = f"{resource}: filter {getattr(extension, 'label', extension.name)} ("
+                    yield named, f"{resource.origin.file}:{line}:{column}"
 
 
 def previous_of(memory: bytes) -> Compiled | None:

@@ -44,7 +44,8 @@ class CompiledConfig:
     `spec` is for `processes.packing`, `shown` for `shown` below, `memory` for the next load, and `declared`, the JSON
     of FilterTypes' types, for the catalogue. `findings` are the messages of `check`, and `validities` those of all
     certificates. `broken` are objects ("Kind namespace/name") with a sentence on a newly broken reference. `wanted` are
-    the keys of lookups of kinds that are read by reference (`ResourceSet.wanted`).
+    the keys of lookups of kinds that are read by reference (`ResourceSet.wanted`). `filter_places` are the beginnings
+    of messages about declared filters, with `file:line:column`.
     """
 
     spec: bytes = field(default=b"", repr=False)
@@ -57,6 +58,15 @@ class CompiledConfig:
     validities: tuple[Validity, ...] = ()
     declared: bytes = b"{}"
     wanted: frozenset[Key] = frozenset()
+    filter_places: tuple[tuple[str, str], ...] = ()
+
+    def with_places(self, message: str) -> str:
+        """The message of a refused configuration; a line about a filter begins with file and line of its manifest."""
+        lines = []
+        for each in message.split("\n"):
+            place = next((place for named, place in self.filter_places if each.startswith(named)), "")
+            lines.append(f"{place}: {each}" if place else each)
+        return "\n".join(lines)
 
 
 #: All classes in a `CompiledConfig`.

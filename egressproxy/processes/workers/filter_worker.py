@@ -85,5 +85,6 @@ class FilterFleet(InProcess):
     def _made(self) -> Worker:
         options = self._options
         return FilterWorker(
-            self._at, bind_filters, options.access_log, self._metrics, zone=options.zone, limits=process_limits(options)
-        )
+            self._at, bind_filters, options.access_log, self._metrics, zone=options.zone,
+            limits=process_limits(options), access_log_format=options.access_log_format,
+        )  # fmt: skip

@@ -46,6 +46,8 @@ class Begin:
     limits: ProcessLimits = NO_LIMITS
     filters: FilterListener | None = None  # serve filters to Envoy there, and bind no listener
     tls_key_log: Path | None = None  # a file for the secrets of TLS connections
+    access_log_format: str = "json"
+    debug_filters: bool = False  # log failures of filters with the text of their exceptions
 
 
 @dataclass(frozen=True, slots=True)

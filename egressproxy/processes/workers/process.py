@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 from egressproxy import __version__
 from egressproxy.errors import NotAnswered
+from egressproxy.filters.filter_trace import show_failures
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.model.admin_requests import MAX_PAGE, HoldPage
@@ -151,6 +153,9 @@ class WorkerProcess:
             asked.log_level, origin=origin, log_format=asked.log_format, turn=FileLock(errors)
         )
         self._diagnostics.start()
+        sys.stdout = sys.stderr  # what a filter prints must not stand between the lines of the access log
+        if asked.debug_filters:
+            show_failures()
         try:
             begin_key_log(asked.tls_key_log)
             made: Callable[..., Worker] = Worker
@@ -162,7 +167,7 @@ class WorkerProcess:
             self._worker = made(
                 asked.access_log, self._metrics, asked.pseudonym, self._listening, FileLock(turn),
                 SharedCounters(tally, asked.workers, asked.worker), asked.session_key, asked.zone,
-                asked.limits,
+                asked.limits, asked.access_log_format,
             )  # fmt: skip
         except ConfigRefused as error:
             return error

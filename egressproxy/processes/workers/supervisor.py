@@ -177,6 +177,7 @@ class Supervisor(DataPlane):
         asked = Begin(
             handle.number, options.workers, options.access_log, options.log_level, self._pseudonym, key,
             options.log_format, options.zone, self._limits, options.filters, options.tls_key_log,
+            options.access_log_format, options.debug_filters,
         )  # fmt: skip
         await handle.begin(asked, self._shared)
         if self._killed:

@@ -89,10 +89,11 @@ class Worker:
         session_key: bytes = b"",
         zone: str = "",
         limits: ProcessLimits = NO_LIMITS,
+        access_log_format: str = "json",
     ) -> None:
         try:
             check_codec(HeadLimits(), UPSTREAM_LIMITS)
-            self.access_log = AccessLog(access_log, turn=turn)
+            self.access_log = AccessLog(access_log, turn=turn, log_format=access_log_format)
         except Misread as error:
             raise ConfigRefused(str(error)) from None
         except OSError as error:
@@ -361,7 +362,7 @@ class InProcess(DataPlane):
         key = options.session_key.reveal()
         return Worker(
             options.access_log, self._metrics, bind=self._sockets.bind, session_key=key, zone=options.zone,
-            limits=process_limits(options),
+            limits=process_limits(options), access_log_format=options.access_log_format,
         )  # fmt: skip
 
     async def apply(self, configuration: Configuration) -> None:

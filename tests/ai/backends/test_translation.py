@@ -253,7 +253,7 @@ def test_a_count_that_cannot_be_read_is_refused_in_the_shape_of_its_api(converse
     talk = converse(config(provider("a", "OpenAIChat")))
     for body, fields in ((b'{"a":1,"a":2}', ()), (COUNTED.encode(), (b"Content-Encoding: gzip",))):
         talk.client >> post(body, COUNT, *fields)
-        error = talk.client.take(rb'HTTP/1.1 400 .*?\r\n\r\n({"type":"error".*}})')[1]
+        error = talk.client.take(rb'HTTP/1.1 400 .*?\r\n\r\n({"type":"error".*}})\n')[1]
         assert b"untranslatable" in error
 
 

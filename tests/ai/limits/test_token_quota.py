@@ -160,6 +160,10 @@ def test_a_request_is_refused_if_what_it_may_take_does_not_fit():
     error = ask(made).error
     assert (error.status, error.reason, error.message) == (429, Reason.TOKEN_RATE, "more than 350 tokens in a day")
     assert error.retry_after_s > 0
+    assert error.remedy == (
+        "this request reserves 204 tokens, 100 for its response; 146 are left: lower max_tokens, or come again"
+        f" in {error.retry_after_s:,} s"
+    )
     fields = dict(error.fields)
     assert fields[b"RateLimit"].startswith(b'"t";r=146;t=')
     assert fields[b"x-ratelimit-remaining-tokens"] == b"146"

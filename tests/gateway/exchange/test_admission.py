@@ -815,7 +815,7 @@ def test_who_asks_for_a_path_that_no_rule_has_is_not_told_to_open_the_host(conve
         assert ("add a rule for this request (path, method, headers" in error["remedy"]) is is_advised
         assert ("hostnames: [" in error["remedy"]) is not is_advised
         talk.client >> f"GET http://egress.internal/check?url={url} HTTP/1.1\r\nHost: egress.internal\r\n\r\n".encode()
-        assert json.dumps(error["remedy"]).encode() in talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n(\{.*\})")[1]
+        assert json.dumps(error["remedy"]).encode() in talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n(\{.*\})\n")[1]
 
 
 def test_a_request_of_http_1_0_without_host_is_for_the_server_itself(converse_on: Start):

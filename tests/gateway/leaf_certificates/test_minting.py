@@ -74,6 +74,15 @@ def test_openssl_believes_a_leaf_for_its_name_alone(name: str, tmp_path: Path):
         handshake(ca_pem, leaf, "other.example", tmp_path)
 
 
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
+def test_clients_believe_a_leaf_for_an_address(address: str, tmp_path: Path):
+    ca_pem, key = new_ca("tests", time(), 30)
+    leaf = SigningCa(ca_pem, key).mint(address, time())
+    handshake(ca_pem, leaf, address, tmp_path)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(ca_pem, leaf, "192.0.2.8", tmp_path)
+
+
 def test_a_leaf_lives_a_day_and_has_begun_an_hour_ago():
     now = 1_800_000_000.0
     ca_pem, key = new_ca("tests", now, 30)

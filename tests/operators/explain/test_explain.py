@@ -146,6 +146,7 @@ def test_a_routed_request_names_listener_rule_backend_tls_and_credential():
         {"filter": "inject", "from": "Backend agents/api", "secret": "key/token", "present": True}
     ]
     assert [each["phase"] for each in backend["filters"]] == ["backend-request"]
+    assert "-" not in {each["from"] for each in found["filters"]}
 
 
 def test_the_runner_up_and_the_criterion_are_named():

@@ -93,3 +93,18 @@ def test_secrets_are_in_the_spec_alone(tmp_path: Path):
 def test_what_is_known_of_the_last_configuration_makes_no_objects():
     with pytest.raises(pickle.UnpicklingError, match="no plain value"):
         previous_of(zlib.compress(dumps((1, {}, {}, {}, {"a": Severity.ERROR}))))
+
+
+def test_a_message_about_a_declared_filter_begins_with_its_place(tmp_path: Path):
+    stamp = {
+        "name": "stamp",
+        "type": "egressproxy.io/Python:v1",
+        "phase": "request-headers",
+        "config": {"path": "x.py"},
+    }
+    (tmp_path / "x.py").write_text("")
+    m.write(tmp_path / "all.yaml", [m.gateway(m.forward_listener(3128)), m.policy(["a.test"], extensions=[stamp])])
+    made = answered(tmp_path)
+    (policy, place), *_ = made.filter_places
+    assert place.startswith(f"{tmp_path}/all.yaml:")
+    assert made.with_places(f"{policy}x): broken\nother") == f"{place}: {policy}x): broken\nother"

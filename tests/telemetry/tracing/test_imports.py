@@ -1,4 +1,4 @@
-"""Where no Gateway traces, nothing of this package is imported; nor is what is for people, until somebody looks."""
+"""Where nobody traces, looks or records, nothing is imported that is for it."""
 
 import subprocess
 import sys
@@ -6,9 +6,11 @@ import sys
 import pytest
 
 UNUSED = (
-    "egressproxy.telemetry.tracing", "egressproxy.telemetry.live_lines", "egressproxy.operators.explain",
-    "egressproxy.admin.live", "egressproxy.admin.views", "egressproxy.processes.loader.proposals",
-    "egressproxy.processes.loader.differences",
+    "egressproxy.telemetry.tracing", "egressproxy.telemetry.live_lines", "egressproxy.telemetry.text_log",
+    "egressproxy.operators.explain", "egressproxy.admin.live", "egressproxy.admin.views",
+    "egressproxy.processes.loader.proposals", "egressproxy.processes.loader.differences", "egressproxy.tapes",
+    "egressproxy.filters.author_errors", "egressproxy.filters.block_watch", "egressproxy.ai.content.filter_bodies",
+    "egressproxy.testing", "egressproxy.pytest_plugin",
 )  # fmt: skip
 LOADED = f"[name for name in sys.modules if name.startswith({UNUSED!r})]"
 SERVING = ["egressproxy.doors.data_plane", "egressproxy.processes.workers.process", "egressproxy.admin.server"]

@@ -1,0 +1,271 @@
+"""`egressproxy filters new`: a filter to begin with, its manifest and its test."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from shlex import quote
+from typing import Final
+
+import click
+
+#: Names that the files have already.
+_IMPORTED: Final = frozenset(("Config", "Exchange", "Filter", "Phase", "Rejected"))
+_NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+
+_HEADERS: Final = '''\
+"""A filter: tells the server which team a request is of. Made by `egressproxy filters new`."""
+
+from pydantic import BaseModel, ConfigDict
+
+from egressproxy.filters import Exchange, Filter, FilterContext, Rejected
+
+
+class Config(BaseModel):
+    """`config` in the manifest."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    team: str = "research"
+
+
+class CLASS(Filter):
+    def __init__(self, context: FilterContext) -> None:
+        self.team = context.config.team.encode()  # fields are bytes
+
+    def request_headers(self, x: Exchange) -> None:
+        if b"x-forbidden" in x.request.fields:
+            raise Rejected("X-Forbidden is not allowed", remedy="leave it out")
+        x.request.fields.set(b"x-team", self.team)
+'''
+_HEADERS_TEST: Final = """\
+def test_the_server_is_told_the_team():
+    result = harness(team="data").run(exchange("GET", "http://example.com/", {"X-Team": "forged"}))
+    assert result.request.fields.get_all(b"x-team") == [b"data"]
+
+
+def test_what_is_forbidden_is_refused():
+    result = harness().run(exchange("GET", "http://example.com/", {"X-Forbidden": "1"}))
+    assert result.status == 403
+    assert result.error.message == "X-Forbidden is not allowed"
+"""
+_BUFFER: Final = '''\
+"""A filter: bounds `max_tokens` of requests in JSON. Made by `egressproxy filters new --body buffer`."""
+
+from pydantic import BaseModel, ConfigDict
+
+from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, Phase, json
+
+
+class Config(BaseModel):
+    """`config` in the manifest."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    most: int = 4096
+
+
+class CLASS(Filter):
+    decodes = True  # a body in gzip is decoded before, and encoded again behind this filter
+
+    def __init__(self, context: FilterContext) -> None:
+        self.most = context.config.most
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        # BUFFER: `request_body` is called once, with the whole body. None: the body passes unread.
+        is_json = (x.request.fields.get(b"content-type") or b"").startswith(b"application/json")
+        return BodyMode.BUFFER if is_json else None
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        body = json(x, data)  # refuses what is no JSON (400)
+        if isinstance(body.value, dict) and body.get("max_tokens", default=self.most + 1) > self.most:
+            body["max_tokens"] = self.most
+        return bytes(body)  # the rest goes on byte for byte
+'''
+_BUFFER_TEST: Final = """\
+JSON = {"Content-Type": "application/json"}
+
+
+def test_a_request_gets_no_more_than_the_most():
+    x = exchange("POST", "http://example.com/v1", JSON)
+    result = harness(most=100).run(x, request_body=[b'{"model": "m", ', b'"max_tokens": 9000}'])
+    assert result.request_body == b'{"model": "m", "max_tokens": 100}'
+
+
+def test_what_asks_for_less_goes_on_as_it_came():
+    x = exchange("POST", "http://example.com/v1", JSON)
+    assert harness().run(x, request_body=b'{"max_tokens":  7}').request_body == b'{"max_tokens":  7}'
+
+
+def test_what_is_no_json_is_refused():
+    assert harness().run(exchange("POST", "http://example.com/v1", JSON), request_body=b"{").status == 400
+
+
+def test_another_body_passes_unread():
+    assert harness().run(exchange("POST", "http://example.com/"), request_body=b"{").request_body == b"{"
+"""
+_STREAM: Final = '''\
+"""A filter: masks a word in server-sent events. Made by `egressproxy filters new --body stream`."""
+
+from pydantic import BaseModel, ConfigDict
+
+from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, Phase, sse
+
+
+class Config(BaseModel):
+    """`config` in the manifest."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    word: str = "secret"
+
+
+class CLASS(Filter):
+    decodes = True  # a body in gzip is decoded before, and encoded again behind this filter
+
+    def __init__(self, context: FilterContext) -> None:
+        self.word = context.config.word
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        # STREAM: `response_body` is called for each piece, as it comes. None: the body passes unread.
+        is_stream = (x.response.fields.get(b"content-type") or b"").startswith(b"text/event-stream")
+        return BodyMode.STREAM if is_stream else None
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        events = sse(self, x, data, last)  # those that are complete; the rest waits for the next piece
+        for event in events:
+            event.data = event.data.replace(self.word, "****")
+        return b"".join(map(bytes, events))
+'''
+_STREAM_TEST: Final = """\
+EVENTS = {"Content-Type": "text/event-stream"}
+
+
+def test_a_word_is_masked_wherever_the_pieces_are_cut():
+    pieces = [b"data: a sec", b"ret\\n\\nda", b"ta: none\\n\\n"]
+    result = harness().run(exchange("GET", "http://example.com/"), response=response(200, EVENTS), response_body=pieces)
+    assert result.response_pieces == (b"", b"data: a ****\\n\\n", b"data: none\\n\\n")
+
+
+def test_another_response_passes_unread():
+    result = harness().run(exchange("GET", "http://example.com/"), response_body=b"data: secret\\n\\n")
+    assert result.response_body == b"data: secret\\n\\n"
+"""
+#: By --body: the filter, its test, its phase and an example of its config.
+_KINDS: Final = {
+    "none": (_HEADERS, _HEADERS_TEST, "request-headers", "team: research"),
+    "buffer": (_BUFFER, _BUFFER_TEST, "request-body", "most: 4096"),
+    "stream": (_STREAM, _STREAM_TEST, "response-body", "word: secret"),
+}
+_MANIFEST: Final = """\
+# A gateway for this machine, and a policy that runs the filter NAME on every request. If your configuration has a
+# Gateway, take the first object out, and name that Gateway in `targetRefs`.
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: egress, namespace: agents}
+spec:
+  gatewayClassName: egressproxy
+  listeners:
+  - {name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}
+---
+apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: NAME, namespace: agents}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: egress}]
+  destinations: {allow: [{hostnames: [example.com]}]}
+  extensions:
+  - name: NAME
+    type: egressproxy.io/Python:v1
+    phase: PHASE
+    config:
+      path: MODULE.py
+      config: {CONFIG}
+"""
+_TEST: Final = '''\
+"""The filter NAME without a network: built and run as the gateway does it."""
+
+from pathlib import Path
+
+from egressproxy.filters.testing import FilterHarness, IMPORTED
+
+
+def harness(**config) -> FilterHarness:
+    given = {"path": "MODULE.py", "config": config}
+    return FilterHarness(given, phase="PHASE", name="NAME", folder=Path(__file__).parent)
+
+
+'''
+
+
+@click.command("new", short_help="Write a filter of your own, its manifest and its test.")
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--body", type=click.Choice(tuple(_KINDS)), default="none", show_default=True,
+    help="What it shows: a filter of heads, one that gets the body of a request whole (buffer), or one that gets a"
+    " response piece by piece (stream).",
+)  # fmt: skip
+@click.option(
+    "--dir", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Where the files are written; made if it is not there. Default: a folder NAME.",
+)  # fmt: skip
+def new(name: str, body: str, folder: Path | None) -> None:
+    """Write a filter of your own, its manifest and its test, which work as they are. No file is overwritten.
+
+    NAME has lower-case letters, digits and hyphens.
+
+    \b
+    Examples:
+      egressproxy filters new team-header
+      egressproxy filters new max-tokens --body buffer
+      egressproxy filters new mask --body stream --dir policies/
+    """
+    if not _NAME.fullmatch(name):
+        raise click.BadParameter(
+            f"{name!r}: write lower-case letters, digits and hyphens, a letter first, such as max-tokens",
+            param_hint="NAME",
+        )
+    module = name.replace("-", "_")
+    if find_spec(module) is not None:
+        raise click.BadParameter(f"Python has a module {module}: give the filter another NAME", param_hint="NAME")
+    folder = Path(name) if folder is None else folder
+    files = {folder / file: text for file, text in _files(name, body).items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if taken := [str(path) for path in files if path.exists() or path.is_symlink()]:
+            raise click.ClickException(f"{', '.join(taken)} is there already: give another NAME, or --dir")
+        for path, text in files.items():
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+    filter_file, manifest, test = map(str, files)
+    at = quote(str(folder))
+    click.echo(
+        f"written: {filter_file}, {manifest}, {test}\n\n"
+        "Next:\n"
+        f"  {quote(sys.executable)} -m pytest {at}    # the test; `pip install pytest` if it is not there\n"
+        f"  egressproxy check {at}\n"
+        f"  egressproxy run --config {at} --debug-filters    # a changed file is reloaded\n"
+        "  curl -x http://127.0.0.1:3128 http://example.com/\n"
+        "What a filter may do: docs/filter-api.md"
+    )
+
+
+def _files(name: str, body: str) -> dict[str, str]:
+    """The text of each file by its name."""
+    code, test, phase, config = _KINDS[body]
+    module, made = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
+    replaced = {
+        "NAME": name,
+        "MODULE": module,
+        "PHASE": phase,
+        "CONFIG": config,
+        "CLASS": f"{made}Filter" if made in _IMPORTED else made,
+        "IMPORTED": "exchange, response" if body == "stream" else "exchange",
+    }
+    written = {f"{module}.py": code, f"{name}.yaml": _MANIFEST, f"test_{module}.py": _TEST + test}
+    words = re.compile(r"\b(?:" + "|".join(replaced) + r")\b")
+    return {file: words.sub(lambda found: replaced[found[0]], text) for file, text in written.items()}

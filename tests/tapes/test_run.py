@@ -1,0 +1,166 @@
+"""A run with tapes: what its filter records and plays, by the gateway's own code and without sockets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import egressproxy.tapes as tapes
+from egressproxy.cli.main import main
+from egressproxy.config.reading.load import load
+from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.filters.testing import FilterHarness, FilterResult, exchange, response
+from egressproxy.tapes import Report, Run, TapeError
+from egressproxy.tapes.tape import read_folder
+
+URL = "https://api.example.com/v1/x"
+JSON = {"Content-Type": "application/json"}
+KEY = "sk-proj-Zq8Lw3Nn5Rt7Vx9Bd1Fh2Jk4Mp6Qs8Tu"
+
+
+def played(run: Run, *exchanges: Callable[[FilterHarness], FilterResult]) -> tuple[list[FilterResult], Report]:
+    """What the filter of a run makes of these exchanges, one after the other."""
+    folder = run.write(["agents/egress"])
+    settings = run.extension
+    harness = FilterHarness(settings["config"], phase=settings["phase"], folder=str(folder))
+    results = [each(harness) for each in exchanges]
+    harness.close()
+    return results, run.finish()
+
+
+def post(question: str, answer: bytes = b"", key: str = KEY, **fields: str) -> Callable[[FilterHarness], FilterResult]:
+    body = json.dumps({"q": question}).encode()
+    headers = {**JSON, "Authorization": f"Bearer {key}", **fields}
+    head = response(200, {**JSON, **({"Content-Encoding": "gzip"} if answer[:2] == b"\x1f\x8b" else {})})
+    return lambda harness: harness.run(
+        exchange("POST", URL, headers), request_body=body, response=head, response_body=answer
+    )
+
+
+def get(url: str = URL, method: str = "GET", **headers: str) -> Callable[[FilterHarness], FilterResult]:
+    return lambda harness: harness.run(exchange(method, url, headers), response=response(200), response_body=b"page")
+
+
+def test_what_was_recorded_is_played_without_a_backend(tmp_path: Path):
+    answer = gzip.compress(b'{"n": 1, "key": "%s"}' % KEY.encode())
+    (taken, _), told = played(tapes.record(tmp_path), post("a", answer), get())
+    assert taken.response_body == answer  # nothing changes on its way
+    assert told.lines() == [f"2 exchanges recorded in {tmp_path}/api.example.com.yaml"]
+    assert KEY not in (tmp_path / "api.example.com.yaml").read_text("utf-8")
+
+    run = tapes.replay(tmp_path, strict=True)
+    (plain, coded, page), told = played(run, post("a", key="other"), post("a", **{"Accept-Encoding": "gzip"}), get())
+    assert plain.local_response is not None
+    assert json.loads(plain.local_response.body) == {"n": 1, "key": "[API_KEY]"}
+    assert coded.error is not None  # played once already
+    assert page.local_response is not None
+    assert page.local_response.body == b"page"
+    assert (told.played, len(told.missing), told.unplayed, told.is_complete) == (2, 1, [], False)
+
+
+def test_an_answer_has_the_coding_of_its_recording_where_the_client_takes_it(tmp_path: Path):
+    played(tapes.record(tmp_path), post("a", gzip.compress(b'{"n": 1}')))
+    (coded,), _ = played(tapes.replay(tmp_path), post("a", **{"Accept-Encoding": "br;q=1.0, gzip"}))
+    assert coded.local_response is not None
+    assert (b"content-encoding", b"gzip") in coded.local_response.fields
+    assert json.loads(gzip.decompress(coded.local_response.body)) == {"n": 1}
+
+
+def test_a_strict_run_refuses_what_is_not_on_tape(tmp_path: Path):
+    played(tapes.record(tmp_path), post("a", b"{}"), get())
+    run = tapes.replay(tmp_path, strict=True)
+    socket = exchange("GET", URL)
+    socket.request.upgrade = b"websocket"
+    (miss, upgrade, tunnel), told = played(
+        run,
+        post("b"),
+        lambda harness: harness.run(socket),
+        lambda harness: harness.run(exchange("CONNECT", "db.example.com:5432")),
+    )
+    assert miss.error is not None
+    assert miss.error.message.startswith('not in the tapes: body $.q is "b", the tape has "a" (nearest: POST ')
+    assert upgrade.error is not None
+    assert upgrade.error.message == f"websocket of {URL} is not on tape: tapes have HTTP alone"
+    assert tunnel.error is not None
+    assert "a tunnel to db.example.com:5432 is not on tape" in tunnel.error.message
+    assert (told.played, len(told.missing), len(told.unplayed), told.is_complete) == (0, 3, 2, False)
+
+
+def test_what_is_missing_is_added_where_the_replay_records(tmp_path: Path):
+    played(tapes.record(tmp_path), post("a", b'{"n": 1}'))
+    run = tapes.replay(tmp_path, record_to=tmp_path)
+    _, told = played(run, post("a"), post("b", b'{"n": 2}'))
+    assert (told.played, told.recorded, told.is_complete) == (1, 1, True)
+    assert [json.loads(each.body) for each in read_folder(tmp_path)] == [{"n": 1}, {"n": 2}]
+
+
+def test_a_credential_is_masked_in_exchanges_from_before_its_use(tmp_path: Path):
+    token = "opaque4711token0815"
+    early = exchange("GET", "https://api.example.com/ticket")
+    _, told = played(
+        tapes.record(tmp_path),
+        lambda harness: harness.run(early, response=response(200), response_body=b"your ticket: %b" % token.encode()),
+        post("a", b"{}", key=token),
+    )
+    assert told.recorded == 2
+    (tape,) = tmp_path.iterdir()
+    assert token not in tape.read_text("utf-8")
+    assert [each.method for each in read_folder(tmp_path)] == ["GET", "POST"]
+
+
+def test_a_recording_replaces_the_tape_of_its_host_alone(tmp_path: Path):
+    played(tapes.record(tmp_path), get("https://a.example/"), get("https://b.example/1"))
+    played(tapes.record(tmp_path), get("https://b.example/2"))
+    assert [each.uri for each in read_folder(tmp_path)] == ["https://a.example/", "https://b.example/2"]
+
+
+def test_a_run_that_nobody_has_used_has_played_nothing(tmp_path: Path):
+    played(tapes.record(tmp_path), get())
+    assert "no exchange went through the gateway" in tapes.record(tmp_path).finish().lines()[0]
+    told = tapes.replay(tmp_path, strict=True).finish()
+    assert told.unplayed == [f"GET {URL} ({tmp_path}/api.example.com.yaml, interaction 1)"]
+    assert not told.is_complete
+
+
+def test_a_run_without_tapes_is_told(tmp_path: Path):
+    with pytest.raises(TapeError, match="record one with --record"):
+        tapes.replay(tmp_path, strict=True)
+    with pytest.raises(TapeError, match="there is no such folder"):
+        tapes.replay(tmp_path / "none")
+
+
+def test_the_manifests_are_a_configuration(tmp_path: Path):
+    run = tapes.record(tmp_path)
+    folder = run.write(["a/one", "a/two", "b/three"])
+    policies = load([folder]).of(EgressPolicy)
+    assert [[each.name for each in policy.spec.target_refs] for policy in policies] == [["one", "two"], ["three"]]
+    assert folder.parent.stat().st_mode & 0o077 == 0
+    run.finish()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--record", "t"], "--record is for a command"),
+        (["--strict", "--", "true"], "--strict is for --replay"),
+        (["--tape", "x", "--", "true"], "--tape is for --record and --replay"),
+        (["--replay", ".", "--record", "t", "--strict", "--", "true"], "--strict records nothing"),
+        (["--record", "t", "--workers", "2", "--", "true"], "leave out --workers"),
+        (["--record", "t", "--tape", "../x", "--", "true"], "is no name of a folder"),
+        (["--replay", ".", "--rhythm", "--", "true"], "add --strict"),
+        (["--replay", ".", "--ignore-body", "user", "--", "true"], "is no JSON path"),
+    ],
+    ids=["command", "strict", "tape", "both", "workers", "name", "rhythm", "path"],
+)
+def test_options_that_do_not_fit_are_refused(options: list[str], told: str, tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("version: 1\ninteractions: []\n", "utf-8")
+    words = [str(tmp_path) if each == "." else each for each in options]
+    result = CliRunner().invoke(main, ["run", *words])
+    assert result.exit_code == 2, result.output
+    assert told in result.output
