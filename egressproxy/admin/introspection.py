@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: What `views` answers.
 VIEWS: Final = ("/denials", "/history", "/configurations", "/summary", "/limits", "/certificates", "/backends")
+#: What shows who goes where as it happens: a page whose name was rebound to an address of a network could read it.
+OF_TRAFFIC: Final = frozenset({"/live", "/denials", "/limits"})
 #: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
 #: A header that a web page cannot send to another site without permission (CORS).
@@ -96,7 +98,13 @@ class Questions:
             body = await asyncio.to_thread(_latest, await self._state.ask_some("decisions"))
         return _json(body)
 
+    async def _check_reader(self, request: web.BaseRequest) -> None:
+        """Raises ApiError where traffic is shown on the network to somebody without the token that there is."""
+        if request.path in OF_TRAFFIC and self._access.needs_token and not self._address.is_loopback:
+            await self._access.check(request)
+
     async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
+        await self._check_reader(request)
         if self._views is None:
             from egressproxy.admin.views import Views
 
@@ -111,6 +119,7 @@ class Questions:
     async def _live(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             raise ApiError(403, "Forbidden", "a page of another site may not ask")  # nor open it as a page
+        await self._check_reader(request)
         if self._has_ended_streams:
             raise ApiError(503, "ServiceUnavailable", "draining", retry_after_s=5)
         from egressproxy.admin.live import LiveFeed, LiveFilter

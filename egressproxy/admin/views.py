@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Final
@@ -38,25 +38,16 @@ class Views:
         """`readers`: how many read /live."""
         self._state = state
         self._readers = readers
-        self._answers: dict[str, Callable[[_Query], Awaitable[Mapping[str, Any]]]] = {
-            "/denials": self._denials,
-            "/history": self._history,
-            "/configurations": self._configurations,
-            "/summary": self._summary,
-            "/limits": self._limits,
-            "/certificates": self._certificates,
-            "/backends": self._backends,
-        }
         self._proposed: dict[str, dict[str, Any] | None] = {}  # by what was denied
         self._proposed_for = (-1, 0.0)  # the configuration, and since when
         self._proposing: asyncio.Task[None] | None = None
         self._next_at = 0.0
 
     async def answer(self, path: str, pairs: _Query) -> Mapping[str, Any]:
-        """The answer as plain values. Raises ValueError, a sentence."""
-        return await self._answers[path](
-            read_parameters(pairs.items(), ("minutes", "namespace") if path == "/denials" else ())
-        )
+        """The answer of the method by the name of the path. Raises ValueError, a sentence."""
+        query = read_parameters(pairs.items(), ("minutes", "namespace") if path == "/denials" else ())
+        found: Mapping[str, Any] = await getattr(self, f"_{path.removeprefix('/')}")(query)
+        return found
 
     async def _history(self, _query: _Query) -> Mapping[str, Any]:
         return {"minutes": await self._state.history()}

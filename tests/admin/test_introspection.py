@@ -171,6 +171,19 @@ async def test_an_address_of_the_network_reloads_nothing(state: State):
     assert state.acknowledged == []
 
 
+@pytest.mark.parametrize("path", ["/live", "/denials", "/limits"])
+async def test_on_a_network_what_shows_traffic_needs_the_token_that_there_is(state: State, tmp_path: Path, path: str):
+    """A page whose name was rebound to the address would read it, since any Host is taken there."""
+    file = tmp_path / "token"
+    file.write_text("t" * 16)
+    network = AdminServer(state, "0.0.0.0", 0, access=WriteAccess(file))
+    await network.start()
+    network.host = "127.0.0.1"
+    assert (await ask(network, f"{path}?a=b", host="rebound.example")).status == 401
+    assert (await ask(network, f"{path}?a=b", extra=f"Authorization: Bearer {'t' * 16}\r\n")).status == 400
+    await network.stop()
+
+
 async def test_an_address_for_scrapers_answers_none_of_it(state: State):
     made = admin_server(state, "127.0.0.1", 0, Surface.METRICS)
     await made.start()
