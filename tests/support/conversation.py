@@ -59,7 +59,7 @@ from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.dialer import Dialer
 from tests.support.compiling import compile_valid
-from tests.support.manifests import Manifest
+from tests.support.manifests import DUMPER, Manifest
 from tests.support.waiting import WAIT_S
 
 PIECE = 64 * 1024
@@ -104,7 +104,7 @@ def compiled_spec(written: str | ConfigIR | Iterable[Manifest], catalog: Catalog
     """YAML text, manifests or a spec, as the data plane needs it."""
     if isinstance(written, ConfigIR):
         return written
-    text = written if isinstance(written, str) else yaml.safe_dump_all(list(written))
+    text = written if isinstance(written, str) else yaml.dump_all(written, Dumper=DUMPER)
     defaults = Defaults(("127.0.0.1",), can_take_any_certificate=can_take_any_certificate, experimental=True)
     return compile_valid(load_text(text, "test.yaml"), catalog or Catalog(), defaults).spec
 
