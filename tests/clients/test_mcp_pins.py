@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.e2e.test_events import events
 from tests.e2e.test_mcp import accepts
 from tests.support import manifests as m
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, verb
 from tests.support.waiting import WAIT_S, wait_until
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["events", "json"])
@@ -50,11 +49,10 @@ def run(url: str) -> dict[str, Any]:
 
 def printed(*arguments: str) -> tuple[int, list[dict[str, str]], str]:
     """Exit status, pins and standard error of `egressproxy mcp pins`."""
-    command = [sys.executable, "-m", "egressproxy", "mcp", "pins", *arguments]
-    done = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False, text=True)
+    done = verb("mcp", "pins", *arguments)
     assert done.stdout, done.stderr
     read = json.loads(done.stdout)["tools"] if "json" in arguments else yaml.safe_load(done.stdout)["tools"]
-    return done.returncode, read, done.stderr
+    return done.exit_code, read, done.stderr
 
 
 def serving(folder: Path, port: int, servers: list[int], config: dict[str, Any]) -> GatewayProcess:

@@ -16,8 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from click.testing import CliRunner, Result
 from prometheus_client.parser import text_string_to_metric_families
 
+from egressproxy.cli.main import main
 from tests.support import manifests
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S
@@ -144,6 +146,10 @@ class GatewayProcess:
     def _generation(self) -> float:
         return self.metric("egress_config_generation")
 
+    def verb(self, *arguments: str) -> Result:
+        """A verb of the command line about this gateway, in the process of the test."""
+        return verb(*arguments, "--admin", f"127.0.0.1:{self.admin_port}")
+
     # --- what it says -------------------------------------------------------------------------------------------
 
     @property
@@ -245,6 +251,11 @@ class GatewayProcess:
             time.sleep(0.02)
         self.stop()
         raise RuntimeError(f"the gateway was not ready after {WAIT_S:.0f} s:\n{self.stderr}")
+
+
+def verb(*arguments: str) -> Result:
+    """The status and the output of a verb of the command line, in this process: another one takes half a second."""
+    return CliRunner().invoke(main, arguments)
 
 
 def _samples(text: str) -> Iterator[tuple[str, _Series, float]]:
