@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -16,7 +17,7 @@ _SCHEMAS: Final[dict[type[Any], dict[str, Any]]] = {}
 def validated(model: type[Any], text: str) -> Any:
     """Reads a config from JSON; returns an instance of the model or dataclass. Raises ValueError with every fault."""
     try:
-        return TypeAdapter(model).validate_json(text)
+        return _adapter(model).validate_json(text)
     except ValidationError as error:
         raise ValueError(faults(error, model)) from None
 
@@ -24,8 +25,14 @@ def validated(model: type[Any], text: str) -> Any:
 def schema(model: type[Any]) -> dict[str, Any]:
     """The JSON Schema of a config, the same object each time. Made once: it takes milliseconds."""
     if model not in _SCHEMAS:
-        _SCHEMAS[model] = TypeAdapter(model).json_schema(by_alias=True)
+        _SCHEMAS[model] = _adapter(model).json_schema(by_alias=True)
     return _SCHEMAS[model]
+
+
+@lru_cache(maxsize=8)
+def _adapter(model: type[Any]) -> TypeAdapter[Any]:
+    """The adapter of one of the latest models, which takes milliseconds to make."""
+    return TypeAdapter(model)
 
 
 def faults(error: ValidationError, model: type[Any]) -> str:
