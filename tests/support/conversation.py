@@ -64,7 +64,7 @@ from tests.support.waiting import WAIT_S
 
 PIECE = 64 * 1024
 #: More than an exchange takes from any octet to the next one that somebody else has to send.
-TURNS = 50
+TURNS = 100
 DATE = re.compile(rb"\r\nDate: ([A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT)")
 FILTER_TYPE = "test.example/Scripted:v1"
 T = TypeVar("T")
