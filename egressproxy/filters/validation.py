@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import fields
-from functools import lru_cache
 from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from egressproxy.ir.policy import FieldFault, spelling
 
+#: A file of filters that changes brings models of its own each time.
+MAX_ADAPTERS: Final = 8
+
 _SCHEMAS: Final[dict[type[Any], dict[str, Any]]] = {}
+_ADAPTERS: Final[dict[type[Any], TypeAdapter[Any]]] = {}
 
 
 def validated(model: type[Any], text: str) -> Any:
@@ -29,10 +32,13 @@ def schema(model: type[Any]) -> dict[str, Any]:
     return _SCHEMAS[model]
 
 
-@lru_cache(maxsize=8)
 def _adapter(model: type[Any]) -> TypeAdapter[Any]:
-    """The adapter of one of the latest models, which takes milliseconds to make."""
-    return TypeAdapter(model)
+    """The adapter of a model. The latest ones are kept: to make one takes milliseconds."""
+    if model not in _ADAPTERS:
+        if len(_ADAPTERS) >= MAX_ADAPTERS:
+            _ADAPTERS.clear()
+        _ADAPTERS[model] = TypeAdapter(model)
+    return _ADAPTERS[model]
 
 
 def faults(error: ValidationError, model: type[Any]) -> str:
