@@ -15,15 +15,13 @@ from typing import Any, Final, Protocol, TypeVar
 from aiohttp import web
 
 from egressproxy.admin.status import ApiError, bad_request
-from egressproxy.admin.write_access import WriteAccess, came_by_proxy, is_local
+from egressproxy.admin.write_access import MARK, WriteAccess, came_by_proxy, is_local
 from egressproxy.errors import NotAnswered
 from egressproxy.gateway.identity.killed_identities import KillChange, NotKilled
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
 
 #: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
-#: A header that a web page cannot send to another site without permission (CORS).
-MARK: Final = "X-Egressproxy"
 JSON: Final = "application/json"
 #: The members of a held request that only approvers see.
 CONTENT: Final = ("query", "calls", "body", "isCut")

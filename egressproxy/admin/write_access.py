@@ -12,6 +12,8 @@ from aiohttp import web
 
 from egressproxy.admin.status import ApiError
 
+#: A header that a web page cannot send to another site without permission (CORS).
+MARK: Final = "X-Egressproxy"
 #: What proxies say of those they speak for (RFC 9110 section 7.6.3, RFC 7239, and the names before it).
 _OF_PROXIES: Final = ("Via", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
 
@@ -24,6 +26,12 @@ def is_loopback(address: str, *, otherwise: bool = False) -> bool:
         return otherwise
 
 
+def names_loopback(host: str) -> bool:
+    """Whether a Host is a name or address of loopback, with or without a port."""
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    return name.lower() in ("localhost", "localhost.") or is_loopback(name)
+
+
 def is_local(request: web.BaseRequest) -> bool:
     return is_loopback(request.remote or "")
 
@@ -31,6 +39,21 @@ def is_local(request: web.BaseRequest) -> bool:
 def came_by_proxy(request: web.BaseRequest) -> bool:
     """Through a proxy of this machine everybody is local."""
     return any(name in request.headers for name in _OF_PROXIES)
+
+
+def is_admin_page(request: web.BaseRequest) -> bool:
+    """Whether the page that sent this is of the address that it was sent to: the admin page, which is the only one.
+
+    A page of another origin cannot send this header and content type without permission (CORS), which is never given.
+    Browsers leave Sec-Fetch-Site out where the page came by plain HTTP from another machine.
+    """
+    headers, host = request.headers, request.headers.get("Host", "")
+    return (
+        headers.getall("Origin") in ([f"http://{host}"], [f"https://{host}"])
+        and headers.get("Sec-Fetch-Site", "" if is_local(request) else "same-origin") == "same-origin"
+        and MARK in headers
+        and request.content_type == "application/json"
+    )
 
 
 #: Shorter ones can be guessed.
@@ -60,15 +83,22 @@ class WriteAccess:
         return self._token_file is not None
 
     async def check(self, request: web.BaseRequest) -> None:
-        """Return where this client may write. Raises ApiError(401, 403) where it may not, or is a web page."""
-        if "Origin" in request.headers:
-            raise ApiError(403, "Forbidden", "a web page may not write")
+        """Return where this client may write. Raises ApiError(401, 403) where it may not, or is a page of others."""
+        if "Origin" in request.headers and not is_admin_page(request):
+            raise ApiError(403, "Forbidden", "a web page may not write, but for the admin page of this address")
+        if self._token_file is not None:
+            return await self.check_token(request, "writes need")
+        if not is_local(request):
+            raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
+        if "Origin" in request.headers and not names_loopback(request.headers.get("Host", "")):
+            raise ApiError(403, "Forbidden", "a page writes by a name of this machine: http://127.0.0.1/ or localhost")
+        if came_by_proxy(request):
+            raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
+
+    async def check_token(self, request: web.BaseRequest, what: str) -> None:
+        """Return if the client shows the token. Raises ApiError(401, 403)."""
         if self._token_file is None:
-            if not is_local(request):
-                raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
-            if came_by_proxy(request):
-                raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
-            return
+            raise ApiError(403, "Forbidden", f"{what} a token, or the admin address on loopback: --api-token-file FILE")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         try:
             expected = await asyncio.to_thread(read_token, self._token_file)
@@ -76,4 +106,4 @@ class WriteAccess:
             raise ApiError(403, "Forbidden", str(error)) from None
         token = given.strip().encode("utf-8", "surrogateescape")  # as it was sent, UTF-8 or not
         if scheme.lower() != "bearer" or not hmac.compare_digest(token, expected):
-            raise ApiError(401, "Unauthorized", "writes need the token: Authorization: Bearer …")
+            raise ApiError(401, "Unauthorized", f"{what} the token: Authorization: Bearer …")

@@ -190,7 +190,7 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 )  # fmt: skip
 @click.option(
     "--api-token-file", "api_token_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="A file with the bearer token that writes need.",
+    help="A file with the bearer token that writes need, and on other addresses than loopback the admin page (/ui).",
 )  # fmt: skip
 @click.option(
     "--guarded", is_flag=True,
@@ -312,19 +312,15 @@ def _check_writes(options: RunOptions) -> None:
         raise click.UsageError(
             "--api-writes is for a gateway without a cluster: with --source kubernetes, write to its API server"
         )
-    if not options.api_writes:
-        if options.api_token_file is not None:
-            raise click.UsageError("--api-token-file is for writes: give --api-writes, too")
-        return
-    if options.state_dir is None:
+    if options.api_writes and options.state_dir is None:
         raise click.UsageError("--api-writes needs a folder for what is written: give --state-dir")
-    if options.admin is None:
+    if options.api_writes and options.admin is None:
         raise click.UsageError("--api-writes needs the admin address: leave --admin off out")
     if options.api_token_file is None:
-        host, _ = options.admin
-        if not ip_address(host).is_loopback:
+        if options.api_writes and options.admin is not None and not ip_address(options.admin[0]).is_loopback:
             raise click.UsageError(
-                f"--api-writes on {host} would let the network write: give --api-token-file, or --admin on loopback"
+                f"--api-writes on {options.admin[0]} would let the network write: give --api-token-file, or --admin on"
+                " loopback"
             )
         return
     from egressproxy.admin.write_access import read_token

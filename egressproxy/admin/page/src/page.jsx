@@ -1,0 +1,77 @@
+// The admin page: a frame with the view that the fragment of the address names, such as #/denials.
+import { Fragment, h, render } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { useGateway, useToken as keepToken } from "./api.js";
+import { Backends, Certificates, Configuration, Explain, Holds, Limits, Routes } from "./state.jsx";
+import { Denials, Hour, Live } from "./traffic.jsx";
+
+const VIEWS = [
+  ["hour", "Last hour", Hour],
+  ["live", "Live", Live],
+  ["denials", "Denials", Denials],
+  ["routes", "Routes", Routes],
+  ["backends", "Backends", Backends],
+  ["limits", "Limits", Limits],
+  ["holds", "Holds", Holds],
+  ["certificates", "Certificates", Certificates],
+  ["explain", "Explain", Explain],
+  ["configuration", "Configuration", Configuration],
+];
+
+function here() {
+  const [name, params] = location.hash.slice(2).split("?");
+  const view = VIEWS.find((each) => each[0] === name) || VIEWS[0];
+  return { view, params: Object.fromEntries(new URLSearchParams(params)), at: location.hash };
+}
+
+function Page() {
+  const [place, go] = useState(here);
+  const main = useRef();
+  const { problem, asksToken, token } = useGateway();
+  const { view: [name, title, View], params, at } = place;
+  useEffect(() => {
+    const moved = () => {
+      go(here());
+      main.current.focus();
+    };
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  useEffect(() => {
+    document.title = `${title} – egressproxy`;
+  }, [title]);
+  return (
+    <>
+      <header>
+        <button class="skip" onClick={() => main.current.focus()}>To the content</button>
+        <strong>egressproxy</strong>
+        <nav aria-label="Views">
+          {VIEWS.map(([each, label]) => <a href={`#/${each}`} aria-current={each === name ? "page" : undefined}>{label}</a>)}
+        </nav>
+        {token && <button onClick={() => keepToken("")}>Sign out</button>}
+      </header>
+      {problem && <p class="banner" role="alert">{problem} Trying again …</p>}
+      {asksToken && <SignIn />}
+      <main ref={main} tabindex="-1">
+        <h1>{title}</h1>
+        <View key={at} params={params} />
+      </main>
+    </>
+  );
+}
+
+function SignIn() {
+  const submit = (event) => {
+    event.preventDefault();
+    keepToken(new FormData(event.target).get("token").trim());
+  };
+  return (
+    <form class="banner tools" onSubmit={submit}>
+      <label>Token (of --api-token-file) <input type="password" name="token" required autocomplete="off" /></label>
+      <button>Sign in</button>
+      <span>It is kept in this tab until the tab is closed.</span>
+    </form>
+  );
+}
+
+render(<Page />, document.getElementById("page"));

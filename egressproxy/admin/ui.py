@@ -1,0 +1,53 @@
+"""The files of the admin page, /ui and below: what `make page` has made of `page/src`."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from egressproxy.admin.status import ApiError
+
+FOLDER: Final = Path(__file__).with_name("page") / "dist"
+#: File and content type by path.
+FILES: Final = {
+    "/ui": ("index.html", "text/html; charset=utf-8"),
+    "/ui/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/ui/page.css": ("page.css", "text/css; charset=utf-8"),
+}
+#: Beside those of every answer. Only files of this address are loaded, and only it is asked.
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+async def page_file(request: web.BaseRequest, *, is_open: bool) -> web.Response:
+    """The file at a path below /ui; 304 for one that the client has. `is_open`: the page may be shown at this address.
+
+    Raises ApiError (403, 404).
+    """
+    if request.path == "/ui/":
+        return web.Response(status=308, headers={"Location": "../ui"})
+    if request.path not in FILES:
+        raise ApiError(404, "NotFound", f"nothing is served at {request.path}; the admin page is /ui")
+    if not is_open:
+        message = "the admin page is shown on loopback (--admin 127.0.0.1:15900), or with --api-token-file FILE"
+        raise ApiError(403, "Forbidden", message)
+    name, content_type = FILES[request.path]
+    try:
+        body = await asyncio.to_thread((FOLDER / name).read_bytes)
+    except OSError:
+        message = "this installation has no admin page: `make page` makes it in a checkout (it needs npm)"
+        raise ApiError(404, "NotFound", message) from None
+    headers = {**HEADERS, "ETag": f'"{sha256(body).hexdigest()[:32]}"'}
+    if headers["ETag"] in request.headers.get("If-None-Match", ""):
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=body, headers={**headers, "Content-Type": content_type})
