@@ -2,6 +2,7 @@
 import { h } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
+import { time } from "./parts.jsx";
 
 const HEIGHT = 150;
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -21,9 +22,9 @@ export function Chart({ title, times, series, unit = "" }) {
         width: place.current.clientWidth,
         height: HEIGHT,
         scales: { y: { range: (_, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
-        axes: [axis, { ...axis, size: 62, values: (_, ticks) => ticks.map(shape) }],
+        axes: [{ ...axis, size: 26, values: (_, ticks) => ticks.map((at) => time(at).slice(0, 5)) }, { ...axis, size: 62, values: (_, ticks) => ticks.map(shape) }],
         series: [
-          { value: "{HH}:{mm}" },
+          { value: (_, at) => time(at).slice(0, 5) || "–" },
           ...JSON.parse(lines).map(([label, name]) => ({ label, stroke: colour(name), width: 2, points: { show: false }, value: (_, value) => shape(value) })),
         ],
         legend: { markers: { width: 3 } },

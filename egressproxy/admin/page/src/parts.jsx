@@ -1,6 +1,6 @@
 // What several views are made of. Texts of requests come from strangers: they are text nodes, never markup.
 import { Fragment, h } from "preact";
-import { useEffect, useId, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 
 const PAGE = 100;
 
@@ -62,8 +62,8 @@ export function Table({ label, columns, rows, id, detail, empty = "There are non
               return (
                 <Fragment key={key}>
                   <tr>
-                    {columns.map(([, cell, kind], place) => (
-                      <td class={kind}>
+                    {columns.map(([title, cell, kind], place) => (
+                      <td class={kind} data-label={place ? title : undefined}>
                         {detail && !place ? (
                           <button class="row" aria-expanded={isOpen} onClick={() => unfold(isOpen ? undefined : key)}>{cell(row)}</button>
                         ) : cell(row)}
@@ -109,7 +109,7 @@ export function Facts({ of }) {
 /** A unified diff; its signs say what the colours say. */
 export const Diff = ({ text }) => (
   <pre class="diff" tabindex="0" aria-label="Change">
-    {text.split("\n").map((line) => <span class={{ "+": "good", "-": "bad", "@": "faint", "!": "warn" }[line[0]]}>{line + "\n"}</span>)}
+    {text.trimEnd().split("\n").map((line) => <span class={{ "+": "good", "-": "bad", "@": "faint", "!": "warn" }[line[0]]}>{line + "\n"}</span>)}
   </pre>
 );
 

@@ -51,7 +51,7 @@ export function Routes() {
           {!isWhole && <p role="status">{number(rows.length)} are here, and more are coming …</p>}
           <Table
             label="Objects" rows={rows} id={nameOf}
-            columns={columns.map(({ name }, index) => [name, (row) => (index ? verdict(row.cells[index]) : nameOf(row)), index > 3 && "extra"])}
+            columns={columns.map(({ name }, index) => [name, (row) => (index ? verdict(row.cells[index]) : nameOf(row))])}
             detail={(row) => <Manifest path={path} row={row} />}
           />
         </>
@@ -68,8 +68,8 @@ function Manifest({ path, row: { object: { metadata } } }) {
   return (
     <Loaded of={found}>{({ spec, status }) => (
       <>
-        {status && <><h3>Status</h3><Facts of={status} /></>}
-        <h3>Specification</h3><Facts of={spec} />
+        {status && <><h2>Status</h2><Facts of={status} /></>}
+        <h2>Specification</h2><Facts of={spec} />
       </>
     )}</Loaded>
   );
@@ -129,11 +129,10 @@ export function Limits() {
         label="Limits" rows={limits} id={(each) => [each.from, each.filter, each.name, each.gateway, each.identity, each.route].join(" ")} empty="No limit holds for a recent caller."
         columns={[
           ["Limit", (each) => each.allows, "wide"],
-          ["Left", (each) => <Word is={each.left > 0 ? "" : "bad"}>{number(each.left)} of {number(each.limit)}</Word>],
-          ["", (each) => <meter max={each.limit} value={each.left} aria-label="left" />],
+          ["Left", (each) => <Word is={each.left > 0 ? "" : "bad"}><meter max={each.limit} value={each.left} aria-label="left" /> {number(each.left)} of {number(each.limit)}</Word>],
           ["Resets in", (each) => each.resetSeconds == null ? "" : `${number(each.resetSeconds)} s`, "number"],
           ["From", (each) => each.from, "wide"],
-          ["Caller", (each) => shown(each.identity) || "all"],
+          ["Caller", (each) => shown(each.identity) || "all", "wide"],
         ]}
         detail={(each) => <Facts of={each} />}
       />
@@ -184,7 +183,7 @@ export function Configuration() {
         ]}
         detail={(each) => (
           <>
-            {each.problems.length > 0 && <><h3>Problems</h3><ul>{each.problems.map((text) => <li>{text}</li>)}</ul></>}
+            {each.problems.length > 0 && <><h2>Problems</h2><ul>{each.problems.map((text) => <li>{text}</li>)}</ul></>}
             {each.diff ? <Diff text={each.diff} /> : <p>There is no difference to show.</p>}
           </>
         )}

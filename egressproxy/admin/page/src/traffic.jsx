@@ -7,8 +7,8 @@ import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, ti
 
 const KEPT = 1000;
 const DRAW_MS = 250;
-const FILTERS = [["host", "Host"], ["namespace", "Namespace"], ["service_account", "Service account"], ["status", "Status"], ["reason", "Reason"], ["route", "Route"], ["backend", "Backend"]];
-const who = (line) => shown(line.identity) || [line.namespace, line.service_account].map(shown).filter(Boolean).join("/") || shown(line.client);
+const FILTERS = [["namespace", "Namespace"], ["service_account", "Service account"], ["status", "Status"], ["reason", "Reason"], ["route", "Route"], ["backend", "Backend"]];
+const who = (line) => [line.namespace, line.service_account].map(shown).filter(Boolean).join("/") || shown(line.identity) || shown(line.client);
 const mood = (line) => (shown(line.would_deny) ? "warn" : line.status >= 500 || !line.status || shown(line.reason) ? "bad" : "good");
 const explainable = (line) => {
   const url = line.kind === "tunnel" ? line.authority : `http${/:443$/.test(line.authority) ? "s" : ""}://${line.authority}${shown(line.path)}`;
@@ -53,23 +53,27 @@ export function Live({ params }) {
   return (
     <>
       <form class="tools" onSubmit={submit}>
-        {FILTERS.map(([name, label]) => <Field label={label} name={name} defaultValue={filters[name]} />)}
-        <label><input type="checkbox" name="denied" value="1" defaultChecked={filters.denied} /> Denied alone</label>
+        <Field label="Host" name="host" defaultValue={filters.host} />
+        <label><input type="checkbox" name="denied" value="1" defaultChecked={filters.denied} /> Denied only</label>
         <button>Filter</button>
-        <button type="button" onClick={() => pause(!paused)}>{paused ? "Go on" : "Pause"}</button>
+        <button type="button" onClick={() => pause(!paused)}>{paused ? "Resume" : "Pause"}</button>
         <button type="button" onClick={() => show([])}>Clear</button>
+        <details>
+          <summary>More filters</summary>
+          <p class="tools">{FILTERS.map(([name, label]) => <Field label={label} name={name} defaultValue={filters[name]} />)}</p>
+        </details>
       </form>
-      <p role="status"><Word is={state === "live" ? "good" : "warn"}>{state}</Word>{lost > 0 && `; ${number(lost)} requests are left out: more came than are sent to a page`}</p>
+      <p role="status"><Word is={state === "live" ? "good" : "warn"}>{state}</Word>{lost > 0 && `; ${number(lost)} requests are not shown: there were more than a page takes`}</p>
       <Table
         label="Requests" rows={rows} id={(line) => line.key} empty="No request has come since this view was opened."
         columns={[
           ["Time", (line) => time(line.time)],
           ["Status", (line) => <Word is={mood(line)}>{line.status}</Word>],
           ["Method", (line) => line.method],
-          ["To", (line) => line.authority + shown(line.path), "wide"],
+          ["Destination", (line) => line.authority + shown(line.path), "wide"],
           ["Reason", (line) => shown(line.reason) || shown(line.would_deny)],
           ["Client", who, "wide"],
-          ["ms", (line) => number(line.duration_ms), "number"],
+          ["ms", (line) => number(Math.round(line.duration_ms)), "number"],
         ]}
         detail={({ key, ...line }) => <><p><a href={explainable(line)}>Explain this request</a></p><Facts of={line} /></>}
       />
@@ -106,7 +110,7 @@ export function Denials() {
         <Table
           label="Denials" rows={denials} empty="Nothing was denied." id={(each) => [each.destination, each.method, who(each), each.reason, each.rule].join(" ")}
           columns={[
-            ["To", (each) => each.destination, "wide"],
+            ["Destination", (each) => each.destination, "wide"],
             ["Count", (each) => number(each.count), "number"],
             ["Method", (each) => each.method],
             ["Client", who, "wide"],
@@ -147,8 +151,8 @@ export function Hour() {
     <>
       {now && (
         <p>
-          <Word is={now.ready && !now.is_rejected ? "good" : "bad"}>{!now.ready ? `Not ready: ${now.why_not_ready}` : now.is_rejected ? "The latest configuration was rejected" : "Ready"}</Word>
-          : configuration {now.configuration} with {number(now.routes)} routes, {number(now.backends)} backends and {number(now.policies)} policies; {number(now.open_connections)} open connections; version {now.version}.
+          <Word is={now.ready && !now.is_rejected ? "good" : "bad"}>{!now.ready ? `Not ready: ${now.why_not_ready}` : now.is_rejected ? "The latest configuration was rejected" : "Ready"}</Word>.
+          {" "}Configuration {now.configuration} in service: {number(now.routes)} routes, {number(now.backends)} backends and {number(now.policies)} policies. {number(now.open_connections)} open connections. Version {now.version}.
         </p>
       )}
       <Loaded of={found}>{({ minutes }) => <Pictures minutes={minutes} />}</Loaded>
@@ -161,14 +165,14 @@ function Pictures({ minutes }) {
   const times = useMemo(() => minutes.map((each) => each.time), [minutes]);
   const sum = (name) => of(name).reduce((all, one) => all + (one || 0), 0);
   const pictures = useMemo(() => [
-    ["Requests a minute", "", [["all", "accent", of("requests")], ["denied", "bad", of("denials")], ["failed", "warn", of("failures")]]],
-    ["Latency", " ms", [["half of them", "accent", of("p50_ms")], ["95 %", "warn", of("p95_ms")]]],
-    ["Tokens a minute", "", [["tokens", "accent", of("tokens")]]],
-    ["Money a minute", "", [["cost", "accent", of("cost")]]],
+    ["Requests per minute", "", [["all", "accent", of("requests")], ["denied", "bad", of("denials")], ["failed", "warn", of("failures")]]],
+    ["Latency", " ms", [["p50", "accent", of("p50_ms")], ["p95", "warn", of("p95_ms")]]],
+    ["Tokens per minute", "", [["tokens", "accent", of("tokens")]]],
+    ["Cost per minute", "", [["cost", "accent", of("cost")]]],
   ], [minutes]);
   return (
     <>
-      <p>{number(sum("requests"))} requests, {number(sum("denials"))} denied, {number(sum("failures"))} failed; {number(sum("tokens"))} tokens, which cost {number(sum("cost"))}.</p>
+      <p>{number(sum("requests"))} requests, {number(sum("denials"))} denied, {number(sum("failures"))} failed; {number(Math.round(sum("tokens")))} tokens, cost {number(sum("cost"))}.</p>
       <div class="pictures">{pictures.map(([title, unit, series]) => <Chart key={title} title={title} unit={unit} times={times} series={series} />)}</div>
       <details>
         <summary>The same in numbers</summary>
@@ -176,7 +180,7 @@ function Pictures({ minutes }) {
           label="Minutes" rows={[...minutes].reverse()} id={(each) => each.time}
           columns={[
             ["Minute", (each) => time(each.time)],
-            ...[["Requests", "requests"], ["Denied", "denials"], ["Failed", "failures"], ["Half, ms", "p50_ms"], ["95 %, ms", "p95_ms"], ["Tokens", "tokens"], ["Money", "cost"]]
+            ...[["Requests", "requests"], ["Denied", "denials"], ["Failed", "failures"], ["p50, ms", "p50_ms"], ["p95, ms", "p95_ms"], ["Tokens", "tokens"], ["Cost", "cost"]]
               .map(([title, name]) => [title, (each) => number(each[name]), "number"]),
           ]}
         />
