@@ -12,6 +12,8 @@ from aiohttp import web
 from egressproxy.admin.status import ApiError
 
 FOLDER: Final = Path(__file__).with_name("page") / "dist"
+#: Of script and style together, for tests: a page that grows is looked at.
+MAX_BYTES: Final = 80 * 1024
 #: File and content type by path.
 FILES: Final = {
     "/ui": ("index.html", "text/html; charset=utf-8"),
