@@ -168,13 +168,13 @@ class App:
         self._signals = 0
         self._writer: Writer | None = None
         # The rest of AdminState.
-        self.reload, self.model = self._live.reload, self._live.model
+        self.reload, self.model, self.proposals = self._live.reload, self._live.model, self._live.proposals
         self._kill_switch = KillSwitch(self._data_plane, self.metrics, options.state_dir)
         self.kill_switch = self._kill_switch.answer
-        self.ask_one, self.ask_all, self.decisions = (
+        self.ask_one, self.ask_all, self.ask_some = (
             self._data_plane.ask_one,
             self._data_plane.ask_all,
-            self._data_plane.decisions,
+            self._data_plane.ask_some,
         )
 
     # --- AdminState ------------------------------------------------------------------------------------------------
@@ -183,6 +183,11 @@ class App:
         if why_not := "draining" if self._is_leaving else self._live.why_not_writable():
             return (self._cluster.problem if self._cluster is not None else "") or why_not
         return self._data_plane.why_not_ready() if self._live.places else "no listener is served"
+
+    @property
+    def generation(self) -> int:
+        """The number of the configuration in service."""
+        return self._live.generation
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The response to a scrape and its content type; `accept` is the scraper's Accept field."""

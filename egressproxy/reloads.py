@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.model.published_object import Key
@@ -124,6 +124,11 @@ class ConfigManager:
         """Where the listeners are bound."""
         return self._loaded.places
 
+    @property
+    def generation(self) -> int:
+        """The number of the configuration in service, 0 before the first."""
+        return self._generation
+
     def why_not_writable(self) -> str:
         """ "" while configurations are taken; else a sentence for people."""
         if self.is_draining:
@@ -217,13 +222,27 @@ class ConfigManager:
 
     async def _load(self, packed: bytes | None, unbound: Mapping[tuple[str, int], str]) -> CompiledConfig:
         """Load the files and these objects of a cluster."""
+        return await self._loader.load(self._request(packed, unbound))
+
+    def _request(self, packed: bytes | None, unbound: Mapping[tuple[str, int], str]) -> LoadRequest:
         options = self._options
         places = tuple((*place, why) for place, why in unbound.items())
         namespaces = options.cluster.gateway_namespaces if options.cluster is not None else ()
-        return await self._loader.load(LoadRequest(
+        return LoadRequest(
             options.sources, options.bind, self.memory(), options.state_dir, packed, places, namespaces,
             options.experimental, options.cluster is not None and options.cluster.publish_service != "",
-        ))  # fmt: skip
+        )  # fmt: skip
+
+    async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
+        """Changes of policies that would allow what they denied: `asked` as in `proposals.answer`, for so many."""
+        if not self._options.is_configured:
+            return [None] * count
+        try:
+            packed = await self._cluster.objects(self._wanted) if self._cluster is not None else None
+            return await self._loader.proposals(self._request(packed, self._unbound), asked)
+        except FAILURES as error:
+            log.warning("no change can be proposed for what was denied: %s", error)
+            return [None] * count
 
     async def put_in_service(self, fresh: CompiledConfig, acknowledged: Collection[str] = ()) -> None:
         """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused, BindError or OSError, and has

@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -20,6 +20,12 @@ from egressproxy.errors import NotAnswered
 from egressproxy.gateway.identity.killed_identities import KillChange, NotKilled
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
 
+if TYPE_CHECKING:
+    from egressproxy.admin.live import LiveFeed
+    from egressproxy.admin.views import Views
+
+#: What `views` answers.
+VIEWS: Final = ("/denials",)
 #: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
 JSON: Final = "application/json"
@@ -38,6 +44,9 @@ class Questions:
         self._state = state
         self._access = access
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self._feed: LiveFeed | None = None
+        self._views: Views | None = None
+        self._has_ended_streams = False
 
     def handlers(self) -> dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
         """The handlers by method and path."""
@@ -45,6 +54,8 @@ class Questions:
             ("GET", "/explain"): self._explain,
             ("GET", "/dns"): self._dns,
             ("GET", "/decisions"): self._decisions,
+            ("GET", "/live"): self._live,
+            **{("GET", path): self._view for path in VIEWS},
             ("GET", "/model"): self._model,
             ("GET", "/cache"): lambda _request: self._caches(None),
             ("POST", "/cache/purge"): self._purge,
@@ -75,8 +86,33 @@ class Questions:
 
     async def _decisions(self, _request: web.BaseRequest) -> web.StreamResponse:
         async with self._slots:
-            body = await asyncio.to_thread(_latest, await self._state.decisions())
+            body = await asyncio.to_thread(_latest, await self._state.ask_some("decisions"))
         return web.Response(text=body, content_type=JSON)
+
+    async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self._views is None:
+            from egressproxy.admin.views import Views
+
+            self._views = Views(self._state)
+        async with self._slots:
+            return await self._views.answer(request)
+
+    async def _live(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            raise ApiError(403, "Forbidden", "a page of another site may not ask")  # nor open it as a page
+        if self._has_ended_streams:
+            raise ApiError(503, "ServiceUnavailable", "draining", retry_after_s=5)
+        if self._feed is None:
+            from egressproxy.admin.live import LiveFeed
+
+            self._feed = LiveFeed(self._state)
+        return await self._feed.serve(request)
+
+    def end_streams(self) -> None:
+        """End the streams of /live, and refuse new ones."""
+        self._has_ended_streams = True
+        if self._feed is not None:
+            self._feed.end()
 
     async def _reload(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /reload: for this machine alone, and for no web page."""
@@ -224,9 +260,16 @@ class AdminState(Protocol):
     async def reload(self, acknowledged: str) -> str:
         """Load anew; gives why it is not in service, or "". `acknowledged`: the mark of one that may allow more."""
 
+    async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
+        """For each denial that is asked about, the change that would allow it (`processes.loader.proposals`)."""
+
+    @property
+    def generation(self) -> int:
+        """The number of the configuration in service."""
+
     async def model(self) -> bytes: ...  # what is served, as JSON: `operators.explain.outline`
-    async def decisions(self) -> Sequence[bytes]:
-        """The recent decisions of each worker, the latest first, as JSON."""
+    async def ask_some(self, name: str, *arguments: object) -> Sequence[bytes]:
+        """The answers of those workers that answer."""
 
     async def kill_switch(self, change: KillChange | None) -> bytes:
         """Who is out of service then, as JSON. Raises ValueError, NotKilled, NotAnswered, OSError if it is not kept."""

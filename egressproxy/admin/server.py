@@ -50,6 +50,12 @@ _INDEX_OF_QUESTIONS: Final = """\
 /explain                    ?method=&url=&as=&header=&gateway=&listener=&dns=0: what would become of a request, and why
 /dns                        ?name=&port=&gateway=&policy=&backend=: where a name leads, and what may be dialled
 /decisions                  the latest decisions, without queries and headers
+/live                       ?denied=1&namespace=&host=&status=&limit=: each exchange that ends, as server-sent events
+/denials                    ?minutes=&namespace=: what was denied, why, and what would allow it
+/history                    requests, denials and latency of each of the last 60 minutes
+/configurations             the latest configurations, and what they have changed
+/summary /backends          what is served; backends, their endpoints and health
+/limits /certificates       what is left of limits; certificates and credentials by name
 /model                      what is served, as egressproxy diff compares it
 /cache                      what the caches keep, over all workers
 /cache/purge                POST, ?route=&path=&identity= or ?all=1: what egressproxy cache purge sends
@@ -155,6 +161,7 @@ class AdminServer:
 
     def end_watches(self) -> None:
         self._has_ended_watches = True
+        self._questions.end_streams()
         if self._api is not None:
             self._api.end_watches()
 

@@ -15,6 +15,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol
 
@@ -101,9 +102,10 @@ _METHODS: Final = {
 class Batches(Protocol):
     """Where lines go, many at a time (`telemetry.log_writer`)."""
 
-    dropped: int
-    written: int
-
+    @property
+    def dropped(self) -> int: ...
+    @property
+    def written(self) -> int: ...
     def put(self, chunk: bytes, lines: int) -> None:
         """Take these bytes, which are so many lines. Never blocks."""
 
@@ -201,6 +203,11 @@ class AccessLog:
             self._writer.put("".join(self._lines).encode("utf-8", "backslashreplace"), len(self._lines))
             self._lines.clear()
             self._size = 0
+
+    def divert(self, change: Callable[[Batches | None], Batches | None]) -> None:
+        """Let `change` replace the writer; None writes nothing."""
+        self.flush()
+        self._writer = change(self._writer)
 
     def reopen(self) -> None:
         """Open the path again when all lines so far are written (rotation by rename). Other targets stay open."""

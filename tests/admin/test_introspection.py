@@ -46,6 +46,8 @@ class State(PlainState):
         found: Sequence[bytes] = await getattr(self, name)(*arguments)
         return found
 
+    ask_some = ask_all
+
     async def holds(self, decision: HoldDecision | None, page: HoldPage) -> Sequence[bytes]:
         self.decided.append(decision)
         known = decision is not None and decision.id == "5e1f"

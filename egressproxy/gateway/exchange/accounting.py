@@ -13,7 +13,7 @@ from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.error_responses import has_event, is_denial
 from egressproxy.gateway.exchange.pipeline import Pipeline
-from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered
+from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, REFUSAL, Denials, Remembered
 from egressproxy.gateway.overload.request_gate import RequestGate
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
@@ -37,6 +37,7 @@ class Accounting:
         self.metrics = metrics
         self.notices = metrics.notices
         self.recent: Remembered = deque(maxlen=KEPT)  # the latest decisions
+        self.denials: Denials = deque(maxlen=KEPT)  # the latest of them that denied
         self.gate: RequestGate | None = None  # says which requests are admitted, where not all can be
         self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
         self.seen = SeenValues()  # what other gateways have said of their clients
@@ -66,6 +67,8 @@ class Accounting:
         if error.ech_outer_name is not None:
             self.note_ech(exchange, error.ech_outer_name)
         exchange.denied = is_denial(error)
+        if exchange.denied:
+            exchange.keep(REFUSAL, (error.message, error.remedy) if error.is_quotable else ("", ""))
         if exchange.denied or has_event(error):
             kind = "" if pipeline.route is None else pipeline.route.kind
             self.notices.refused(exchange.series, error, kind, exchange.identity)
@@ -114,18 +117,19 @@ class Accounting:
         exchange.ended_at = monotonic()
         exchange.series.observe(exchange)
         self.access_log.record(exchange)
+        entry = (
+            exchange.started_wall, exchange.method, exchange.scheme, exchange.authority, exchange.path[:MAX_PATH],
+            exchange.gateway, exchange.listener, exchange.identity, exchange.reason, exchange.request_id,
+        )  # fmt: skip
+        self.recent.append(entry)
+        if exchange.denied:
+            self.denials.append((entry, exchange.client, exchange.rule, exchange.series, exchange.take(REFUSAL)))
         if exchange.state:
             trace = exchange.take(TRACE)
             if trace is not None:
                 trace.end(exchange)
             if exchange.state:
                 exchange.forget_state()
-        self.recent.append(
-            (
-                exchange.started_wall, exchange.method, exchange.scheme, exchange.authority, exchange.path[:MAX_PATH],
-                exchange.gateway, exchange.listener, exchange.identity, exchange.reason,
-            )
-        )  # fmt: skip
 
 
 def finish_attempts(exchange: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:

@@ -11,15 +11,23 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.gateway.subject_overrides import Matched
 from egressproxy.model.authority import Authority
 from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import StateSlot
+from egressproxy.telemetry.series import Series
 
 #: Decisions that are kept in each process.
 KEPT: Final = 1024
 #: Of a path: the rest could fill memory.
 MAX_PATH: Final = 1024
 
-_Entry = tuple[float, bytes, bytes, Authority | None, bytes, str, str, CallerIdentity, Reason]
-#: What Accounting keeps: when (wall clock), method, scheme, authority, path, gateway, listener, identity, how it ended.
+_Entry = tuple[float, bytes, bytes, Authority | None, bytes, str, str, CallerIdentity, Reason, str]
+#: What Accounting keeps: when (wall clock), method, scheme, authority, path, gateway, listener, identity, how it ended,
+#: and the request id.
 Remembered = deque[_Entry]
+#: What a denied client was told: message and remedy, "" where they quote the request.
+REFUSAL: Final[StateSlot[tuple[str, str]]] = StateSlot("refusal")
+#: What Accounting keeps of denials alone, so that other traffic does not drive them out: the entry above, the client's
+#: address and port, the rule, the series, REFUSAL.
+Denials = deque[tuple[_Entry, str, str, Series, tuple[str, str] | None]]
 
 
 class RecentDecision(NamedTuple):
@@ -42,6 +50,7 @@ class RecentDecision(NamedTuple):
     policies: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     claims: tuple[tuple[str, str], ...] = ()
+    request_id: str = ""
 
     @classmethod
     def of_admin(cls, values: Mapping[str, Any]) -> RecentDecision:
@@ -78,10 +87,12 @@ def subjects_of(snapshot: Snapshot | None) -> Subjects:
 def decisions(remembered: Iterable[_Entry], subjects: Subjects) -> Iterator[RecentDecision]:
     """What was remembered (a copy of it: it goes on), the latest first."""
     nobody = Matched()
-    for time, method, scheme, authority, path, gateway, listener, identity, reason in reversed(tuple(remembered)):
+    for time, method, scheme, authority, path, gateway, listener, identity, reason, known_by in reversed(
+        tuple(remembered)
+    ):
         asked = subjects.get((gateway, listener))
         yield RecentDecision(
             method.decode("latin-1"), scheme.decode(), str(authority) if authority is not None else "-",
             path.decode("latin-1"), gateway, listener, identity.namespace, identity.service_account, reason.value, time,
-            identity.name, *(nobody if asked is None else asked(identity)),
+            identity.name, *(nobody if asked is None else asked(identity)), known_by,
         )  # fmt: skip

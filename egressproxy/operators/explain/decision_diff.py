@@ -122,7 +122,7 @@ def flips(before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecis
     seen = set()
     found = []
     for decision in recent:
-        key = decision._replace(reason="-", time=0.0)  # the same request with any outcome, at any time
+        key = decision._replace(reason="-", time=0.0, request_id="")  # the same request with any outcome, at any time
         if key in seen or question_of(decision) is None:
             continue
         seen.add(key)

@@ -7,14 +7,16 @@ time. One that failed is replaced at once, and where somebody else has ended it,
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from egressproxy.processes.loader.process import LoaderEnded, LoaderProcess, LoadingFailed
 from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import CompiledConfig, read_answer
+from egressproxy.processes.pickling import dumps
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ QUIET_S: Final = 15.0
 #: Functions of the process that loads.
 LOAD: Final = "egressproxy.processes.loader.answer:answer"
 SCHEMA: Final = "egressproxy.config.schema:written_schema"
+PROPOSALS: Final = "egressproxy.processes.loader.proposals:answer"
 CATALOGUE: Final = "egressproxy.processes.loader.catalog_object:catalogue"
 
 T = TypeVar("T")
@@ -58,6 +61,13 @@ class Loader:
     async def catalogue(self, declared: bytes) -> bytes:
         """The catalogue of filter types, `declared` ones included, for `result.shown`. Raises as `schema`."""
         return await self._made(CATALOGUE, declared)
+
+    async def proposals(self, request: LoadRequest, asked: bytes) -> list[dict[str, Any] | None]:
+        """Changes that would allow what was denied, as `proposals.answer`. Raises LoadingFailed, OSError."""
+        found: list[dict[str, Any] | None] = await self.ask(
+            PROPOSALS, dumps((write_request(request), asked)), json.loads
+        )
+        return found
 
     async def _made(self, function: str, request: bytes) -> bytes:
         try:

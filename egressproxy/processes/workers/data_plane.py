@@ -122,9 +122,9 @@ class DataPlane(Protocol):
 
     def hurry(self) -> None: ...  # while it drains: cut what is left without waiting any longer
     async def stop(self) -> None: ...  # end everything, and write what is to be logged
-    async def decisions(self) -> list[bytes]:
-        """The recent decisions of each process that answers, the latest first."""
-        return await self.ask_all("decisions")
+    async def ask_some(self, name: str, *arguments: object) -> list[bytes]:
+        """The answers of all serving processes that answer."""
+        return await self.ask_all(name, *arguments)
 
 
 def process_limits(options: RunOptions) -> ProcessLimits:

@@ -353,8 +353,8 @@ class Supervisor(DataPlane):
             raise NotAnswered("no worker serves")
         return found
 
-    async def decisions(self) -> list[bytes]:
-        asked = (handle.answer(Query("decisions")) for handle in self._serving())
+    async def ask_some(self, name: str, *arguments: object) -> list[bytes]:
+        asked = (handle.answer(Query(name, arguments)) for handle in self._serving())
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
 

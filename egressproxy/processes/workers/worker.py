@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from egressproxy.doors.catalog import Catalog
 from egressproxy.doors.data_plane import GatewayServer
@@ -51,6 +51,9 @@ from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.counters import LoopLag
 from egressproxy.telemetry.counts import Counts, ProcessFigures, process_figures
 from egressproxy.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from egressproxy.telemetry.live_lines import LiveLines
 
 CACHE = "egressproxy.io/Cache:v1"
 APPROVAL_HOLD = "egressproxy.io/ApprovalHold:v1"
@@ -102,6 +105,7 @@ class Worker:
         self.gateway.connection_manager.self_service.waiting = self.waiting
         #: The held requests of a client in all workers.
         self.holds_of_all: Callable[[str], Awaitable[tuple[bytes, ...]]] = self._own_holds
+        self._live: LiveLines | None = None  # while somebody watches
         self._asking: dict[str, asyncio.Future[tuple[bytes, ...]]] = {}
         lag = LoopLag(TICK_S)
         self.gateway.wheel.watch = lag.tick
@@ -205,6 +209,24 @@ class Worker:
             lambda: json.dumps([each._asdict() for each in decisions(found, subjects)]).encode()
         )
 
+    async def _denials(self, since_s: float, namespace: str) -> bytes:
+        await _imported("denials")
+        from egressproxy.operators.explain.denials import denials
+
+        kept = self.gateway.connection_manager.accounting.denials
+        return json.dumps(await in_turns(denials(self._in_service(), kept, since_s, namespace))).encode()
+
+    async def _live_lines(self) -> bytes:
+        """The lines of the access log since the last question, as `LiveLines.take`."""
+        if self._live is None:
+            from egressproxy.telemetry.live_lines import LiveLines
+
+            self._live = LiveLines(self.access_log, self._end_live)
+        return self._live.take()
+
+    def _end_live(self) -> None:
+        self._live = None
+
     async def _caches(self, purge: CachePurge | None) -> bytes:
         snapshot = self.gateway.snapshot
         found = snapshot.filters.of_type(CACHE) if snapshot is not None else []
@@ -283,11 +305,13 @@ class Worker:
         self.access_log.close()
 
 
-#: The queries to serving processes, by name in a message. All but the last four have JSON answers.
+#: The queries to serving processes, by name in a message. All but live_lines and the last four have JSON answers.
 QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "explain": Worker._explain,
     "look_up": Worker._look_up,
     "decisions": Worker._decisions,
+    "denials": Worker._denials,
+    "live_lines": Worker._live_lines,
     "caches": Worker._caches,
     "holds": Worker._holds,
     "export_metrics": Worker._export_metrics,

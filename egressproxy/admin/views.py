@@ -1,0 +1,106 @@
+"""What an admin page and commands show: denials with the change to make, history, configurations, limits, certificates
+and backends, over all workers. All of it is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from time import monotonic, time
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+
+from egressproxy.admin.status import bad_request
+
+#: Minutes of /denials.
+MINUTES: Final = 60
+MAX_MINUTES: Final = 1440
+#: The most groups of denials in one answer, as of each worker.
+MAX_DENIALS: Final = 200
+#: For how long a proposed change is not made anew, in seconds, and how many are remembered. Files may change meanwhile.
+KEPT_S: Final = 60.0
+MAX_KEPT: Final = 1000
+#: The reason of denials that one more entry of a policy may end.
+_CHANGEABLE: Final = "destination_not_allowed"
+#: What groups of several workers have in common if they are one.
+_GROUP: Final = (
+    "method", "destination", "gateway", "listener", "namespace", "service_account", "identity", "reason", "rule",
+)  # fmt: skip
+
+
+class ViewState(Protocol):
+    """What is asked: `AdminState`."""
+
+    @property
+    def generation(self) -> int: ...
+    async def ask_some(self, name: str, *arguments: object) -> Sequence[bytes]: ...
+    async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]: ...
+
+
+class Views:
+    """Answers to the paths of `introspection.VIEWS`. Belongs to the event loop."""
+
+    def __init__(self, state: ViewState) -> None:
+        self._state = state
+        self._answers: dict[str, Callable[[Mapping[str, str]], Awaitable[Mapping[str, Any]]]] = {
+            "/denials": self._denials,
+        }
+        self._proposed: dict[str, dict[str, Any] | None] = {}  # by what was denied
+        self._proposed_for = (-1, 0.0)  # the configuration, and since when
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """The response. Raises ApiError."""
+        found = await self._answers[request.path](request.query)
+        return web.Response(text=json.dumps(found), content_type="application/json")
+
+    # --- denials ---------------------------------------------------------------------------------------------------
+    async def _denials(self, query: Mapping[str, str]) -> dict[str, Any]:
+        minutes = query.get("minutes", str(MINUTES))
+        if not (minutes.isascii() and minutes.isdecimal() and 1 <= int(minutes[:5]) <= MAX_MINUTES):
+            raise bad_request(f"minutes {minutes!r} is no number from 1 to {MAX_MINUTES}")
+        since_s = time() - 60.0 * int(minutes)
+        found = [
+            json.loads(each) for each in await self._state.ask_some("denials", since_s, query.get("namespace", ""))
+        ]
+        groups = merged(group for each in found for group in each["denials"])
+        await self._propose(groups)
+        for each in groups:
+            del each["decision"]
+        since_s = max([since_s, *(each["since"] for each in found)])
+        return {"since": since_s, "configuration": self._state.generation, "denials": groups}
+
+    async def _propose(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Add to each group its `change`."""
+        number, since = self._proposed_for
+        if number != self._state.generation or monotonic() - since > KEPT_S or len(self._proposed) > MAX_KEPT:
+            self._proposed.clear()
+            self._proposed_for = (self._state.generation, monotonic())
+        asked: dict[str, tuple[str, Any]] = {}
+        for each in groups:
+            kind, _, policy = each["rule"].partition(" ")
+            if each["reason"] == _CHANGEABLE and kind == "EgressPolicy" and not each["allowed_now"]:
+                decision = {**each["decision"], "time": 0.0, "request_id": ""}
+                each["asked"] = json.dumps((policy, decision))
+                if each["asked"] not in self._proposed:
+                    asked[each["asked"]] = (policy, decision)
+        if asked:
+            changes = await self._state.proposals(json.dumps(list(asked.values())).encode(), len(asked))
+            self._proposed |= zip(asked, changes, strict=True)
+        for each in groups:
+            each["change"] = self._proposed.get(each.pop("asked", ""))
+
+
+def merged(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups of all workers, those of the same client and destination as one; the most frequent first."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for each in groups:
+        key = tuple(each[name] for name in _GROUP) + ((each["client"],) if each["identity"] == "-" else ())
+        known = found.get(key)
+        if known is None:
+            found[key] = each
+            continue
+        later = each if each["last"] > known["last"] else known
+        count, first = known["count"] + each["count"], min(known["first"], each["first"])
+        found[key] = {**later, "count": count, "first": first}
+    return sorted(found.values(), key=lambda each: (-each["count"], -each["last"]))[:MAX_DENIALS]

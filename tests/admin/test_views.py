@@ -1,0 +1,92 @@
+"""/denials and the other answers for pages and commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from egressproxy.admin.server import AdminServer
+from tests.admin.kit import admin_server
+from tests.admin.test_server import State as PlainState
+from tests.admin.test_server import ask
+
+
+def group(client: str = "10.0.0.1", **values: Any) -> dict[str, Any]:
+    made = {
+        "method": "GET", "destination": "a:80", "gateway": "g", "listener": "l", "namespace": "-",
+        "service_account": "-", "identity": "-", "reason": "destination_not_allowed", "rule": "EgressPolicy n/p",
+        "client": client, "count": 2, "first": 5.0, "last": 6.0, "allowed_now": False, "request_id": "early",
+    }  # fmt: skip
+    made |= values
+    return {**made, "decision": {"authority": made["destination"], "time": made["last"], "request_id": ""}}
+
+
+class State(PlainState):
+    generation = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: list[dict[str, Any]] = []
+        self.asked: list[Any] = []
+        self.proposed_for: list[Any] = []
+
+    async def ask_some(self, name: str, *arguments: Any) -> Sequence[bytes]:
+        self.asked.append((name, *arguments))
+        return [json.dumps(each).encode() for each in self.workers]
+
+    async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
+        pairs = json.loads(asked)
+        assert len(pairs) == count
+        self.proposed_for += pairs
+        return [{"diff": policy} for policy, _ in pairs]
+
+
+@pytest.fixture
+async def state() -> State:
+    return State()
+
+
+@pytest.fixture
+async def admin(state: State) -> AsyncIterator[AdminServer]:
+    made = admin_server(state, "127.0.0.1", 0)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_denials_of_all_workers_are_one_with_a_change_for_each(admin: AdminServer, state: State):
+    state.workers = [
+        {"since": 1.0, "denials": [group(), group("10.0.0.2"), group(identity="w"), group("x", reason="request_rate")]},
+        {"since": 2e9, "denials": [group(first=1.0, last=7.0, request_id="late"), group("10.0.0.9", identity="w")]},
+    ]
+    told = (await ask(admin, "/denials?minutes=5&namespace=n")).json()
+    assert state.asked[0][0::2] == ("denials", "n")
+    assert (told["since"], told["configuration"]) == (2e9, 3)
+    shown = [(each["identity"], each["client"], each["count"]) for each in told["denials"]]
+    assert shown == [("-", "10.0.0.1", 4), ("w", "10.0.0.1", 4), ("-", "10.0.0.2", 2), ("-", "x", 2)]
+    first, *_, limited = told["denials"]
+    assert (first["first"], first["last"], first["request_id"], first["change"]) == (1.0, 7.0, "late", {"diff": "n/p"})
+    assert limited["change"] is None
+    assert "decision" not in first
+
+
+async def test_a_change_is_asked_for_once_and_again_for_another_configuration(admin: AdminServer, state: State):
+    state.workers = [{"since": 1.0, "denials": [group(), group("10.0.0.2")]}]
+    await ask(admin, "/denials")
+    state.workers = [
+        {"since": 1.0, "denials": [group(last=9.0), group(destination="b:80"), group("c", allowed_now=True)]}
+    ]
+    await ask(admin, "/denials")
+    assert [decision["authority"] for _, decision in state.proposed_for] == ["a:80", "b:80"]
+    state.generation = 4
+    await ask(admin, "/denials")
+    assert len(state.proposed_for) == 4
+
+
+@pytest.mark.parametrize("query", ["minutes=0", "minutes=1441", "minutes=x", "minutes=-1", "minutes="])
+async def test_minutes_are_a_number(admin: AdminServer, state: State, query: str):
+    assert (await ask(admin, f"/denials?{query}")).status == 400
+    assert state.asked == []

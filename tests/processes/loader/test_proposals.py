@@ -1,0 +1,121 @@
+"""Changes of policies that would allow what they denied: made only where they would, and never for what is closed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egressproxy.gateway.exchange.recent_decisions import RecentDecision
+from egressproxy.processes.loader import proposals
+from egressproxy.processes.loader.request import LoadRequest, write_request
+from egressproxy.processes.pickling import dumps
+from tests.support import manifests as m
+
+ALLOW: list[dict[str, Any]] = [
+    {"hostnames": ["known.example"], "ports": [443]}, {"hostnames": ["a.example", "b.example"], "ports": [443]},
+]  # fmt: skip
+DENY = [{"hostnames": ["evil.example"]}]
+
+
+def denied(authority: str, policy: str = "agents/default", **fields: Any) -> tuple[str, RecentDecision]:
+    known = {
+        "method": "CONNECT", "scheme": "https", "authority": authority, "path": "-", "gateway": "agents/gw",
+        "listener": "forward", "namespace": "-", "service_account": "-", "reason": "destination_not_allowed",
+    }  # fmt: skip
+    return policy, RecentDecision(**{**known, **fields})
+
+
+def proposed(folder: Path, *asked: tuple[str, RecentDecision]) -> list[dict[str, Any] | None]:
+    request = write_request(LoadRequest((folder,), ("127.0.0.1",)))
+    pairs = json.dumps([(policy, decision._asdict()) for policy, decision in asked]).encode()
+    found: list[dict[str, Any] | None] = json.loads(proposals.answer(dumps((request, pairs))))
+    return found
+
+
+def write(folder: Path, *more: m.Manifest, **sections: Any) -> Path:
+    sections.setdefault("destinations", {"allow": ALLOW, "deny": DENY})
+    m.write(folder / "all.yaml", [m.gateway(m.forward_listener(3128)), m.policy(**sections), *more])
+    return folder
+
+
+def added(change: dict[str, Any] | None) -> Sequence[Any] | None:
+    """What is allowed with a change."""
+    return None if change is None else change["manifest"]["spec"]["destinations"]["allow"]
+
+
+def test_a_change_is_one_entry_for_host_and_port_and_each_by_itself(tmp_path: Path):
+    folder = write(tmp_path)
+    one, other, port, literal = proposed(
+        folder, denied("new.example:443"), denied("b.example:8443"), denied("known.example:80"),
+        denied("93.184.216.34:443"),
+    )  # fmt: skip
+    assert one is not None
+    assert one["object"] == "EgressPolicy agents/default"
+    assert one["file"].startswith(f"{folder}/all.yaml:")
+    assert [line for line in one["diff"].splitlines() if line[0] in "+-"][2:] == [
+        "+    - hostnames:", "+      - new.example", "+      ports:", "+      - 443",
+    ]  # fmt: skip
+    assert added(one) == [*ALLOW, {"hostnames": ["new.example"], "ports": [443]}]
+    assert added(other) == [*ALLOW, {"hostnames": ["b.example"], "ports": [8443]}]  # not for a.example, too
+    assert added(port) == [{"hostnames": ["known.example"], "ports": [443, 80]}, ALLOW[1]]
+    assert added(literal) == [*ALLOW, {"cidrs": ["93.184.216.34/32"], "ports": [443]}]
+
+
+@pytest.mark.parametrize(
+    "authority",
+    [
+        "169.254.169.254:80", "10.0.0.1:443", "127.0.0.1:80", "[::1]:80", "[fd00:ec2::254]:80",
+        "[::ffff:169.254.169.254]:80", "224.0.0.1:80", "evil.example:443", "*.example:443", "-", "a b:1",
+        "0xa9fea9fe:80", "2852039166:80",
+    ],
+)  # fmt: skip
+def test_nothing_is_proposed_for_what_is_closed_denied_or_no_host(tmp_path: Path, authority: str):
+    folder = write(tmp_path, addresses={"allow": [{"cidrs": ["0.0.0.0/0", "::/0"]}]})
+    closed, control = proposed(folder, denied(authority), denied("new.example:443"))
+    assert (closed, control is None) == (None, False)
+
+
+def test_a_change_that_would_not_allow_it_is_not_proposed(tmp_path: Path):
+    """Another level has to allow it, too; another policy has denied; or it has no list, which would close all else."""
+    listener = {"group": m.GATEWAY_API, "kind": "Gateway", "name": "gw", "sectionName": "forward"}
+    stricter = m.policy(("c.example",), name="stricter", targetRefs=[listener])
+    folder = write(tmp_path, stricter, m.policy(None, name="other"))
+    asked = [denied("new.example:443", policy) for policy in ("agents/default", "agents/other", "agents/gone", "gone")]
+    assert proposed(folder, *asked) == [None, None, None, None]
+    assert proposed(folder, denied("new.example:443", listener="gone")) == [None]
+
+
+def test_the_policy_of_a_subject_is_changed_for_that_subject(tmp_path: Path):
+    team = m.policy(("t.example",), name="team", subjects=[{"namespace": "team", "serviceAccount": "w"}])
+    folder = write(tmp_path, team, destinations={})
+    asked = denied("new.example:443", "agents/team", namespace="team", service_account="w")
+    mine, others = proposed(folder, asked, denied("new.example:443", "agents/team"))
+    assert added(mine) == [{"hostnames": ["t.example"]}, {"hostnames": ["new.example"], "ports": [443]}]
+    assert others is None
+
+
+def test_manifests_that_are_refused_have_no_change(tmp_path: Path):
+    folder = write(tmp_path)
+    (folder / "more.yaml").write_text("kind: [")
+    assert proposed(folder, denied("new.example:443")) == [None]
+
+
+def test_code_of_filters_does_not_run(tmp_path: Path):
+    (tmp_path / "boom.py").write_text("open(__file__ + '.ran', 'w')\n")
+    filters = [
+        {"name": "x", "type": "egressproxy.io/Python:v1", "phase": "request-headers", "config": {"path": "boom.py"}}
+    ]
+    folder = write(tmp_path, extensions=filters)
+    assert proposed(folder, denied("new.example:443"))[0] is not None
+    assert not (tmp_path / "boom.py.ran").exists()
+
+
+def test_large_objects_are_shown_by_their_diff_alone(tmp_path: Path):
+    many = [{"hostnames": [f"host-{number}.example"]} for number in range(900)]
+    (change,) = proposed(write(tmp_path, destinations={"allow": many}), denied("new.example:443"))
+    assert change is not None
+    assert (change["manifest"], len(change["diff"]) < 400) == (None, True)
