@@ -89,7 +89,13 @@ class Questions:
             body = await asyncio.to_thread(_latest, await self._state.ask_some("decisions"))
         return web.Response(text=body, content_type=JSON)
 
+    async def _check_reader(self, request: web.BaseRequest) -> None:
+        """Raises ApiError (401, 403) for a client of the network without the token: traffic is not for everybody."""
+        if not self._address.is_loopback:
+            await self._access.check_token(request, "on this address, this needs")
+
     async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
+        await self._check_reader(request)
         if self._views is None:
             from egressproxy.admin.views import Views
 
@@ -100,6 +106,7 @@ class Questions:
     async def _live(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             raise ApiError(403, "Forbidden", "a page of another site may not ask")  # nor open it as a page
+        await self._check_reader(request)
         if self._has_ended_streams:
             raise ApiError(503, "ServiceUnavailable", "draining", retry_after_s=5)
         if self._feed is None:

@@ -98,7 +98,7 @@ class WriteAccess:
     async def check_token(self, request: web.BaseRequest, what: str) -> None:
         """Return if the client shows the token. Raises ApiError(401, 403)."""
         if self._token_file is None:
-            raise ApiError(403, "Forbidden", f"{what} a token, or the admin address on loopback: --api-token-file FILE")
+            raise ApiError(403, "Forbidden", f"{what} a token: start the gateway with --api-token-file FILE")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         try:
             expected = await asyncio.to_thread(read_token, self._token_file)

@@ -86,16 +86,15 @@ class Chromium:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    async def until(self, script: str) -> Any:
-        """The value of an expression once it is true."""
+    async def until(self, script: str) -> None:
+        """Return once an expression is true in the page."""
         try:
             async with asyncio.timeout(WAIT_S):
-                while not (found := await self.run(script)):
+                while not await self.run(f"!!({script})"):
                     await asyncio.sleep(0.03)
         except TimeoutError:
             text = await self.run("document.body.innerText")
             raise AssertionError(f"never true: {script}\n{text}\n{self.errors}") from None
-        return found
 
     async def shows(self, text: str) -> None:
         """Wait until the page shows this text."""

@@ -27,7 +27,7 @@ export function useGateway() {
 export function useToken(text) {
   if (text) sessionStorage.setItem(KEY, text);
   else sessionStorage.removeItem(KEY);
-  know({ token: text, asksToken: !text });
+  know({ token: text, asksToken: false });
 }
 
 /** The response, if it is a good one. Throws an Error with a sentence and `status`, 0 without a response. */

@@ -51,7 +51,7 @@ function Page() {
         {token && <button onClick={() => keepToken("")}>Sign out</button>}
       </header>
       {problem && <p class="banner" role="alert">{problem} Trying again …</p>}
-      {asksToken && <SignIn />}
+      {asksToken && <SignIn isRefused={token} />}
       <main ref={main} tabindex="-1">
         <h1>{title}</h1>
         <View key={at} params={params} />
@@ -60,7 +60,7 @@ function Page() {
   );
 }
 
-function SignIn() {
+function SignIn({ isRefused }) {
   const submit = (event) => {
     event.preventDefault();
     keepToken(new FormData(event.target).get("token").trim());
@@ -69,7 +69,7 @@ function SignIn() {
     <form class="banner tools" onSubmit={submit}>
       <label>Token (of --api-token-file) <input type="password" name="token" required autocomplete="off" /></label>
       <button>Sign in</button>
-      <span>It is kept in this tab until the tab is closed.</span>
+      <span role="status">{isRefused ? "The token is refused." : "It is kept in this tab until the tab is closed."}</span>
     </form>
   );
 }
