@@ -15,7 +15,7 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from time import time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from egressproxy import __version__
 from egressproxy.config.otlp_environment import otlp_settings
@@ -51,6 +51,7 @@ from egressproxy.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from egressproxy.admin.history import History
     from egressproxy.admin.server import AdminApi, AdminServer
     from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.kubernetes.cluster import Cluster
@@ -153,6 +154,7 @@ class App:
         self._events = Events(self.metrics, self._objects_changed, wait_s)
         self._data_plane = _data_plane(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
+        self._history: History | None = None  # where there is an admin address
         self._own: dict[str, tuple[str, int]] = {}  # listening addresses by option
         self._cluster: Cluster | None = None
         if options.cluster is not None:
@@ -193,6 +195,16 @@ class App:
         """The response to a scrape and its content type; `accept` is the scraper's Accept field."""
         assert self._exposition is not None, "asked by an admin server"
         return await asyncio.to_thread(self._exposition.render, *await self._counted(), accept)
+
+    @property
+    def configurations(self) -> list[dict[str, Any]]:
+        """The latest configurations that were put into service or rejected, the newest first."""
+        return self._live.configurations
+
+    async def history(self) -> list[dict[str, Any]]:
+        """The minutes of the last hour."""
+        assert self._history is not None, "asked by an admin server"
+        return await self._history.minutes()
 
     async def _counted(self) -> tuple[Counts, list[ProcessFigures], tuple[Validity, ...]]:
         self._events.take()
@@ -280,6 +292,8 @@ class App:
                 self._live.update_when_asked(),
             )
         ]
+        if self._history is not None:
+            tasks.append(asyncio.create_task(self._history.run()))
         export = self._metric_export()
         if export is not None:
             tasks.append(asyncio.create_task(export.run()))
@@ -385,7 +399,7 @@ class App:
                 self._asked_to_stop()
             return
         log.info("SIGHUP: the configuration is read again, the access log opened again")
-        self._live.ask_for_reload()
+        self._live.ask_for_reload("SIGHUP")
 
     def _open_state(self, held: int | None) -> None:
         """`held`: see `staging.lock`. Raises OSError, or ConfigRefused where this installation has no Kubernetes-shaped
@@ -445,6 +459,10 @@ class App:
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
+        if self.options.admin is not None:
+            from egressproxy.admin.history import History
+
+            self._history = History(self._data_plane.usage)
         asked = (("admin", self.options.admin, Surface.FULL), ("metrics", self.options.metrics, Surface.METRICS))
         for what, place, surface in asked:
             if place is not None:
@@ -508,7 +526,7 @@ class App:
     async def _watch(self, changed: AsyncIterator[None]) -> None:
         try:
             async for _ in changed:
-                self._live.ask_for_reload()
+                self._live.ask_for_reload("files")
         except Exception:
             log.exception("internal error: files are not watched any more; SIGHUP has them read again")
 

@@ -16,6 +16,7 @@ from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.model.work import at_once
 from egressproxy.net.listening import BindError, is_inside
+from egressproxy.processes.configuration_log import ConfigurationLog
 from egressproxy.processes.forward_listeners import ForwardListener, forward_listeners
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected, tell_findings, tell_problems
@@ -99,7 +100,9 @@ class ConfigManager:
         self._on_change = on_change
         self._own = own
         self.published = PublishedConfiguration()
-        self.certificates = CertificateWatch(self.ask_for_reload)
+        self.certificates = CertificateWatch(lambda: self.ask_for_reload("a certificate"))
+        self._log = ConfigurationLog(loader) if options.admin is not None else None
+        self._by: dict[str, None] = {}  # who has asked for the next reload
         self.taking = WantedLock()
         self.is_draining = False  # new configurations are refused; a load in progress does not reset this
         self._loaded = CompiledConfig()
@@ -148,17 +151,17 @@ class ConfigManager:
         return await asyncio.to_thread(lambda: forward_listeners(zlib.decompress(self._packed)))
 
     # --- into service ----------------------------------------------------------------------------------------------
-    async def take(self, acknowledged: Collection[str] = ()) -> None:
+    async def take(self, acknowledged: Collection[str] = (), by: str = "start") -> None:
         """Load, compile, build, swap. Raises one of REFUSALS; the configuration in service stays then.
 
-        `acknowledged` are the marks of configurations that may allow recently denied requests.
+        `acknowledged` are the marks of configurations that may allow recently denied requests. `by`: who has asked.
         """
         async with self.taking:
             unbound = self._unbound if time.monotonic() - self._unbound_at < UNBOUND_S else {}
             while True:
                 fresh = await self._read(unbound)
                 try:
-                    await self.put_in_service(fresh, acknowledged)
+                    await self.put_in_service(fresh, acknowledged, by)
                 except BindError as error:
                     if self._cluster is None or error.places.keys() <= unbound.keys():
                         raise
@@ -244,7 +247,7 @@ class ConfigManager:
             log.warning("no change can be proposed for what was denied: %s", error)
             return [None] * count
 
-    async def put_in_service(self, fresh: CompiledConfig, acknowledged: Collection[str] = ()) -> None:
+    async def put_in_service(self, fresh: CompiledConfig, acknowledged: Collection[str] = (), by: str = "API") -> None:
         """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused, BindError or OSError, and has
         changed nothing then.
         """
@@ -262,10 +265,12 @@ class ConfigManager:
             raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
         self._took_s += time.monotonic() - began
         await self._replace_endpoints()
-        self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
+        before, self._packed = self._packed, await asyncio.to_thread(zlib.compress, fresh.spec, 1)
         has_other_types = fresh.declared != self._loaded.declared
         self._loaded = replace(fresh, spec=b"", broken=())
         self._generation += 1
+        if self._log is not None:
+            self._log.in_service(self._generation, by, fresh.objects, (before, self._packed))
         self._publish()
         if self._shows_catalogue and has_other_types:
             await self.show_catalogue()
@@ -299,9 +304,15 @@ class ConfigManager:
         self._on_change()
 
     # --- reloads ---------------------------------------------------------------------------------------------------
-    def ask_for_reload(self) -> None:
+    def ask_for_reload(self, by: str = "cluster") -> None:
         """Read the configuration again as soon as possible; several requests may become one reload."""
+        self._by[by] = None
         self._reload.set()
+
+    @property
+    def configurations(self) -> list[dict[str, Any]]:
+        """The latest configurations that were put into service or rejected, the newest first."""
+        return self._log.told() if self._log is not None else []
 
     def ask_for_endpoints(self) -> None:
         """Have Services lead to the addresses that the cluster has for them by now."""
@@ -329,7 +340,7 @@ class ConfigManager:
             except Exception:
                 log.exception("internal error in an update: the configuration is read again")
             if not is_done:
-                self._reload.set()
+                self.ask_for_reload()
             else:
                 self._follow_within(min(FOLLOW_S, FOLLOW_FACTOR * self._took_s) if has_routes else FOLLOW_S)
 
@@ -381,7 +392,7 @@ class ConfigManager:
 
     def _follow(self) -> None:
         self._following = None
-        self._reload.set()
+        self.ask_for_reload()
 
     async def reload(self, acknowledged: str) -> str:
         """Read the configuration again; returns the reason of a failure, "" for success. `acknowledged` is the mark of
@@ -391,7 +402,7 @@ class ConfigManager:
             return why_not
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._asked.append((acknowledged, done))
-        self._reload.set()
+        self.ask_for_reload("reload")
         return await done
 
     async def reload_when_asked(self) -> None:
@@ -400,18 +411,19 @@ class ConfigManager:
             await self._reload.wait()
             self._reload.clear()
             asked, self._asked = self._asked, []
+            by, self._by = ", ".join(self._by), {}
             self._manager.reloading()
             self._data_plane.reopen_access_log()
             why = ""
             try:
-                await self.take([mark for mark, _ in asked if mark])
+                await self.take([mark for mark, _ in asked if mark], by)
             except REFUSALS as error:
                 why = str(error)
-                self._rejected(error)
+                self._rejected(error, by)
             except Exception as error:
                 log.exception("internal error in a reload")
                 why = f"internal error ({type(error).__name__})"
-                self._rejected(ConfigRefused(why))
+                self._rejected(ConfigRefused(why), by)
             else:
                 self.tell_generation()
             self._manager.ready(self.status(is_rejected=bool(why)))
@@ -419,8 +431,11 @@ class ConfigManager:
                 if not done.done():  # the caller may have left
                     done.set_result(why)
 
-    def _rejected(self, error: Exception) -> None:
+    def _rejected(self, error: Exception, by: str = "files") -> None:
         why, is_guarded = str(error), isinstance(error, Guarded)
+        if self._log is not None:
+            problems = error.problems if isinstance(error, ConfigError) else why.splitlines()
+            self._log.rejected(self._generation, by, problems)
         self._is_rejected = True
         self._publish(why, "Guarded" if is_guarded else "Invalid")
         self._metrics.reload_failed("guarded" if is_guarded else "failure")

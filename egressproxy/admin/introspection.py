@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from egressproxy.admin.views import Views
 
 #: What `views` answers.
-VIEWS: Final = ("/denials",)
+VIEWS: Final = ("/denials", "/history", "/configurations")
 #: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
 JSON: Final = "application/json"
@@ -269,6 +269,13 @@ class AdminState(Protocol):
 
     async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
         """For each denial that is asked about, the change that would allow it (`processes.loader.proposals`)."""
+
+    @property
+    def configurations(self) -> list[dict[str, Any]]:
+        """The latest configurations that were put into service or rejected, the newest first."""
+
+    async def history(self) -> list[dict[str, Any]]:
+        """The minutes of the last hour (`admin.history`)."""
 
     @property
     def generation(self) -> int:

@@ -36,6 +36,9 @@ class ViewState(Protocol):
     def generation(self) -> int: ...
     async def ask_some(self, name: str, *arguments: object) -> Sequence[bytes]: ...
     async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]: ...
+    @property
+    def configurations(self) -> list[dict[str, Any]]: ...
+    async def history(self) -> list[dict[str, Any]]: ...
 
 
 class Views:
@@ -45,6 +48,8 @@ class Views:
         self._state = state
         self._answers: dict[str, Callable[[Mapping[str, str]], Awaitable[Mapping[str, Any]]]] = {
             "/denials": self._denials,
+            "/history": self._history,
+            "/configurations": self._configurations,
         }
         self._proposed: dict[str, dict[str, Any] | None] = {}  # by what was denied
         self._proposed_for = (-1, 0.0)  # the configuration, and since when
@@ -53,6 +58,12 @@ class Views:
         """The response. Raises ApiError."""
         found = await self._answers[request.path](request.query)
         return web.Response(text=json.dumps(found), content_type="application/json")
+
+    async def _history(self, _query: Mapping[str, str]) -> dict[str, Any]:
+        return {"minutes": await self._state.history()}
+
+    async def _configurations(self, _query: Mapping[str, str]) -> dict[str, Any]:
+        return {"configurations": self._state.configurations}
 
     # --- denials ---------------------------------------------------------------------------------------------------
     async def _denials(self, query: Mapping[str, str]) -> dict[str, Any]:

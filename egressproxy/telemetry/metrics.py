@@ -241,8 +241,14 @@ class Metrics:
 
     def gather(self) -> Counts:
         """Read all sources, on the event loop only. A source that raises is left out and logged."""
+        counts = self.usage()
+        counts.families = {**dict(self._families()), **dict(_read_all([self._others])), **counts.families}
+        return counts
+
+    def usage(self) -> Counts:
+        """The series and what filters count, on the event loop only. It changes no number of the next scrape."""
         used = {labels: series for labels, series in self._series.items() if series.is_used}
-        return Counts(used, {**dict(self._families()), **dict(_read_all([self._others])), **self.filter_metrics.read()})
+        return Counts(used, self.filter_metrics.read())
 
     def _families(self) -> Iterator[tuple[str, MetricFamily]]:
         """What is counted by labels, but for series: name, help text, labels and values of each metric."""

@@ -27,6 +27,7 @@ QUIET_S: Final = 15.0
 LOAD: Final = "egressproxy.processes.loader.answer:answer"
 SCHEMA: Final = "egressproxy.config.schema:written_schema"
 PROPOSALS: Final = "egressproxy.processes.loader.proposals:answer"
+DIFFERENCES: Final = "egressproxy.processes.loader.differences:answer"
 CATALOGUE: Final = "egressproxy.processes.loader.catalog_object:catalogue"
 
 T = TypeVar("T")
@@ -68,6 +69,10 @@ class Loader:
             PROPOSALS, dumps((write_request(request), asked)), json.loads
         )
         return found
+
+    async def differences(self, before: bytes, after: bytes) -> str:
+        """What the second of two compressed specs has changed, as text. Raises LoadingFailed, OSError."""
+        return (await self.ask(DIFFERENCES, dumps((before, after)), bytes)).decode()
 
     async def _made(self, function: str, request: bytes) -> bytes:
         try:

@@ -111,6 +111,9 @@ class DataPlane(Protocol):
         """
 
     async def counts(self) -> Counts: ...  # of all processes, since the start; read-only
+    async def usage(self) -> list[Counts]:
+        """What was counted of exchanges and by filters, by processes that have ended, too: add them up."""
+
     def figures(self) -> list[ProcessFigures]: ...  # the resource use of each worker
     def end_connections(self) -> None: ...  # each with its exchange; new ones are accepted, and served
     async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:

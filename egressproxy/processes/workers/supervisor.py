@@ -397,6 +397,10 @@ class Supervisor(DataPlane):
             handle.counts.forget_peaks()
         return total
 
+    async def usage(self) -> list[Counts]:
+        await self._collect()
+        return [self._buried, *(handle.counts for handle in self._handles.values())]
+
     def figures(self) -> list[ProcessFigures]:
         latest = [self._handles[number].figures() for number in sorted(self._handles)]
         return [replace(each, cpu_s=each.cpu_s + self._spent_s[each.worker]) for each in latest]

@@ -388,6 +388,9 @@ class InProcess(DataPlane):
     async def counts(self) -> Counts:
         return self._metrics.gather()
 
+    async def usage(self) -> list[Counts]:
+        return [self._metrics.usage()]
+
     def figures(self) -> list[ProcessFigures]:
         return [process_figures(1, os.getpid())]
 
