@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
-from egressproxy import __version__
+from egressproxy import __version__, build
 from egressproxy.config.otlp_environment import otlp_settings
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
@@ -195,6 +195,23 @@ class App:
         """The response to a scrape and its content type; `accept` is the scraper's Accept field."""
         assert self._exposition is not None, "asked by an admin server"
         return await asyncio.to_thread(self._exposition.render, *await self._counted(), accept)
+
+    @property
+    def validities(self) -> Sequence[Validity]:
+        """Those of the certificates in service."""
+        return self._live.certificates.validities
+
+    async def summary(self) -> dict[str, Any]:
+        """What /summary says of the process and its configuration."""
+        options, why_not_ready = self.options, self.why_not_ready()
+        return {
+            "version": __version__, "compiled": build.name() != build.PURE, "started": self._began_ns / 1e9,
+            "workers": options.workers, "ready": not why_not_ready, "why_not_ready": why_not_ready,
+            "api_writes": options.api_writes, "needs_token": options.api_token_file is not None,
+            "experimental": options.experimental,
+            "source": "kubernetes" if options.cluster is not None else "files" if options.is_configured else "none",
+            **await self._live.summary(),
+        }  # fmt: skip
 
     @property
     def configurations(self) -> list[dict[str, Any]]:

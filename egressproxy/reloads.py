@@ -7,6 +7,7 @@ import json
 import logging
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
 from egressproxy.processes.loader.request import LoadRequest
 from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress, builtin
+from egressproxy.processes.loader.result import shown as objects
 from egressproxy.processes.packing import unpacking
 from egressproxy.processes.takeover.service_manager import ServiceManager
 from egressproxy.processes.takeover.wanted_lock import WantedLock
@@ -308,6 +310,21 @@ class ConfigManager:
         """Read the configuration again as soon as possible; several requests may become one reload."""
         self._by[by] = None
         self._reload.set()
+
+    async def summary(self) -> dict[str, Any]:
+        """The configuration in service in numbers, and its listeners."""
+        kinds = await asyncio.to_thread(lambda shown: Counter(each.kind for each in objects(shown)), self._loaded.shown)
+        return {
+            "configuration": self._generation, "is_rejected": self._is_rejected,
+            "listeners": [
+                {"gateway": gateway, "listener": name, "protocol": each.protocol, "address": each.address,
+                 "port": each.port}
+                for each in self.places for gateway, _, name in (each.listener.rpartition("/"),)
+            ],
+            "routes": sum(count for kind, count in kinds.items() if kind.endswith("Route")),
+            "backends": kinds["Backend"] + kinds["XBackend"], "policies": kinds["EgressPolicy"],
+            "gateways": kinds["Gateway"],
+        }  # fmt: skip
 
     @property
     def configurations(self) -> list[dict[str, Any]]:

@@ -19,13 +19,14 @@ from egressproxy.admin.write_access import MARK, WriteAccess, came_by_proxy, is_
 from egressproxy.errors import NotAnswered
 from egressproxy.gateway.identity.killed_identities import KillChange, NotKilled
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
+from egressproxy.model.certificate import Validity
 
 if TYPE_CHECKING:
     from egressproxy.admin.live import LiveFeed
     from egressproxy.admin.views import Views
 
 #: What `views` answers.
-VIEWS: Final = ("/denials", "/history", "/configurations")
+VIEWS: Final = ("/denials", "/history", "/configurations", "/summary", "/limits", "/certificates", "/backends")
 #: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
 JSON: Final = "application/json"
@@ -99,7 +100,7 @@ class Questions:
         if self._views is None:
             from egressproxy.admin.views import Views
 
-            self._views = Views(self._state)
+            self._views = Views(self._state, lambda: self._feed.readers if self._feed is not None else 0)
         async with self._slots:
             return await self._views.answer(request)
 
@@ -269,6 +270,13 @@ class AdminState(Protocol):
 
     async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
         """For each denial that is asked about, the change that would allow it (`processes.loader.proposals`)."""
+
+    async def summary(self) -> dict[str, Any]:
+        """What /summary says of the process and its configuration."""
+
+    @property
+    def validities(self) -> Sequence[Validity]:
+        """Those of the certificates in service."""
 
     @property
     def configurations(self) -> list[dict[str, Any]]:

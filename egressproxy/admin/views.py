@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from time import monotonic, time
 from typing import Any, Final, Protocol
 
 from aiohttp import web
 
 from egressproxy.admin.status import bad_request
+from egressproxy.model.certificate import Validity
 
 #: Minutes of /denials.
 MINUTES: Final = 60
@@ -28,6 +30,11 @@ _GROUP: Final = (
     "method", "destination", "gateway", "listener", "namespace", "service_account", "identity", "reason", "rule",
 )  # fmt: skip
 
+MAX_LIMITS: Final = 500
+_SUMMED: Final = ("active", "idle", "waiting", "requests", "failures")
+#: States of endpoints, the worst last.
+_WORST: Final = ("not watched", "healthy", "trial", "ejected", "unhealthy")
+
 
 class ViewState(Protocol):
     """What is asked: `AdminState`."""
@@ -36,6 +43,9 @@ class ViewState(Protocol):
     def generation(self) -> int: ...
     async def ask_some(self, name: str, *arguments: object) -> Sequence[bytes]: ...
     async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]: ...
+    async def summary(self) -> dict[str, Any]: ...
+    @property
+    def validities(self) -> Sequence[Validity]: ...
     @property
     def configurations(self) -> list[dict[str, Any]]: ...
     async def history(self) -> list[dict[str, Any]]: ...
@@ -44,12 +54,18 @@ class ViewState(Protocol):
 class Views:
     """Answers to the paths of `introspection.VIEWS`. Belongs to the event loop."""
 
-    def __init__(self, state: ViewState) -> None:
+    def __init__(self, state: ViewState, readers: Callable[[], int] = lambda: 0) -> None:
+        """`readers`: how many read /live."""
         self._state = state
+        self._readers = readers
         self._answers: dict[str, Callable[[Mapping[str, str]], Awaitable[Mapping[str, Any]]]] = {
             "/denials": self._denials,
             "/history": self._history,
             "/configurations": self._configurations,
+            "/summary": self._summary,
+            "/limits": self._limits,
+            "/certificates": self._certificates,
+            "/backends": self._backends,
         }
         self._proposed: dict[str, dict[str, Any] | None] = {}  # by what was denied
         self._proposed_for = (-1, 0.0)  # the configuration, and since when
@@ -64,6 +80,49 @@ class Views:
 
     async def _configurations(self, _query: Mapping[str, str]) -> dict[str, Any]:
         return {"configurations": self._state.configurations}
+
+    async def _summary(self, _query: Mapping[str, str]) -> dict[str, Any]:
+        counted = await self._state.ask_some("open_connections")
+        found = await self._state.summary()
+        return {**found, "open_connections": sum(map(int, counted)), "live_readers": self._readers()}
+
+    async def _limits(self, _query: Mapping[str, str]) -> dict[str, Any]:
+        found: dict[str, dict[str, Any]] = {}
+        for each in chain.from_iterable(await self._shown("limits")):  # workers share what is counted
+            found.setdefault(each.pop("key"), each)
+        every = sorted(found.values(), key=lambda each: each["left"] / each["limit"] if each["limit"] else 0.0)
+        return {"limits": every[:MAX_LIMITS]}
+
+    async def _certificates(self, _query: Mapping[str, str]) -> dict[str, Any]:
+        now = time()
+        certificates = [
+            {
+                "use": each.use.value, "kind": each.kind, "namespace": each.namespace, "name": each.name,
+                "not_before": each.not_before_s, "not_after": each.not_after_s, "state": each.state(now).value,
+                "why": each.sentence(now),
+            }
+            for each in sorted(self._state.validities, key=lambda each: each.not_after_s)
+        ]  # fmt: skip
+        used = {json.dumps(each): each for each in chain.from_iterable(await self._shown("credentials"))}
+        return {"certificates": certificates, "credentials": list(used.values())}
+
+    async def _backends(self, _query: Mapping[str, str]) -> dict[str, Any]:
+        found: dict[str, dict[str, Any]] = {}
+        for each in chain.from_iterable(await self._shown("backends")):
+            known = found.setdefault(each["name"], {**each, **dict.fromkeys(_SUMMED, 0), "hosts": {}})
+            for name in _SUMMED:
+                known[name] += each[name]
+            known["limits_reached"] = sorted({*known["limits_reached"], *each["limits_reached"]})
+            for host in each["hosts"]:
+                mine = known["hosts"].setdefault(host["address"], {**host, "workers": 0})
+                workers = mine["workers"] + 1
+                worst = host if _WORST.index(host["state"]) > _WORST.index(mine["state"]) else mine
+                known["hosts"][host["address"]] = {**worst, "workers": workers}
+        return {"backends": [{**found[name], "hosts": list(found[name]["hosts"].values())} for name in sorted(found)]}
+
+    async def _shown(self, what: str) -> list[list[dict[str, Any]]]:
+        """The answers of all workers."""
+        return [json.loads(each) for each in await self._state.ask_some("shown", what)]
 
     # --- denials ---------------------------------------------------------------------------------------------------
     async def _denials(self, query: Mapping[str, str]) -> dict[str, Any]:

@@ -130,6 +130,10 @@ class FilterInstances:
     def of_type(self, name: str) -> list[tuple[ExtensionIR, Filter]]:
         return [(spec, placed.filter) for (spec, _), placed in self._made.items() if spec.type == name]
 
+    def specs(self) -> list[ExtensionIR]:
+        """The specs of all filters, with those that are unusable."""
+        return [*(spec for spec, _ in self._made), *self._closed]
+
     def seal(self) -> None:
         """Enter service: close the removed filters of the previous instances, and report unusable filters."""
         for key, placed in self._previous.items():

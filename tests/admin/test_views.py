@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from egressproxy.admin.server import AdminServer
+from egressproxy.model.certificate import CertificateUse, Validity
 from tests.admin.kit import admin_server
 from tests.admin.test_server import State as PlainState
 from tests.admin.test_server import ask
@@ -26,16 +27,24 @@ def group(client: str = "10.0.0.1", **values: Any) -> dict[str, Any]:
 
 class State(PlainState):
     generation = 3
+    configurations: Sequence[Any] = ()
+    validities: Sequence[Validity] = ()
 
     def __init__(self) -> None:
         super().__init__()
-        self.workers: list[dict[str, Any]] = []
+        self.workers: list[Any] = []
         self.asked: list[Any] = []
         self.proposed_for: list[Any] = []
 
     async def ask_some(self, name: str, *arguments: Any) -> Sequence[bytes]:
         self.asked.append((name, *arguments))
         return [json.dumps(each).encode() for each in self.workers]
+
+    async def summary(self) -> dict[str, Any]:
+        return {"version": "1"}
+
+    async def history(self) -> list[Any]:
+        return []
 
     async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
         pairs = json.loads(asked)
@@ -90,3 +99,46 @@ async def test_a_change_is_asked_for_once_and_again_for_another_configuration(ad
 async def test_minutes_are_a_number(admin: AdminServer, state: State, query: str):
     assert (await ask(admin, f"/denials?{query}")).status == 400
     assert state.asked == []
+
+
+async def test_backends_and_limits_of_all_workers_are_together(admin: AdminServer, state: State):
+    host = {"address": "a:80", "healthy": True, "ejected": False, "state": "healthy", "workers": 1}
+    backend = {
+        "name": "n/b", "destination": "Fqdn", "active": 1, "idle": 2, "waiting": 0, "requests": 3, "failures": 1,
+        "limits_reached": ["maxPending"], "hosts": [host],
+    }  # fmt: skip
+    ejected = {**host, "healthy": False, "ejected": True, "state": "ejected"}
+    state.workers = [[backend], [{**backend, "limits_reached": ["maxConnections"], "hosts": [ejected]}], []]
+    (told,) = (await ask(admin, "/backends")).json()["backends"]
+    assert (told["active"], told["idle"], told["requests"], told["failures"]) == (2, 4, 6, 2)
+    assert told["limits_reached"] == ["maxConnections", "maxPending"]
+    assert told["hosts"] == [{**ejected, "workers": 2}]
+    state.workers = [
+        [{"key": "1", "limit": 4, "left": 2}],
+        [{"key": "1", "limit": 4, "left": 2}, {"key": "2", "limit": 4, "left": 1}],
+    ]
+    assert (await ask(admin, "/limits")).json()["limits"] == [{"limit": 4, "left": 1}, {"limit": 4, "left": 2}]
+    assert [asked for asked in state.asked if asked[0] == "shown"] == [("shown", "backends"), ("shown", "limits")]
+
+
+async def test_certificates_have_their_end_and_no_value(admin: AdminServer, state: State):
+    state.workers = [[{"secret": "k/token"}], [{"secret": "k/token"}]]
+    state.validities = [
+        Validity(CertificateUse.CA, "ConfigMap", "n", "late", 0.0, 3e9, 3e9),
+        Validity(CertificateUse.LISTENER, "Secret", "n", "old", 0.0, 1.0, 1.0),
+    ]
+    told = (await ask(admin, "/certificates")).json()
+    assert [(each["name"], each["use"], each["state"], each["not_after"]) for each in told["certificates"]] == [
+        ("old", "listener", "expired", 1.0), ("late", "ca", "valid", 3e9),
+    ]  # fmt: skip
+    assert "has expired" in told["certificates"][0]["why"]
+    assert told["credentials"] == [{"secret": "k/token"}]
+
+
+async def test_the_summary_has_open_connections_and_readers(admin: AdminServer, state: State):
+    state.workers = [3, 4]
+    told = (await ask(admin, "/summary")).json()
+    assert told == {"version": "1", "open_connections": 7, "live_readers": 0}
+    assert (await ask(admin, "/history")).json() == {"minutes": []}
+    assert (await ask(admin, "/configurations")).json() == {"configurations": []}
+    assert (await ask(admin, "/summary", "POST")).status == 405

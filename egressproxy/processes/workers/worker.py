@@ -216,6 +216,26 @@ class Worker:
         kept = self.gateway.connection_manager.accounting.denials
         return json.dumps(await in_turns(denials(self._in_service(), kept, since_s, namespace))).encode()
 
+    async def _shown(self, what: str) -> bytes:
+        """JSON of `limits`, `backends` or `credentials` of `operators.explain.in_service`."""
+        await _imported("in_service")
+        from egressproxy.operators.explain import in_service
+
+        snapshot, accounting = self._in_service(), self.gateway.connection_manager.accounting
+        match what:
+            case "limits":
+                found = await in_turns(in_service.limits(snapshot, accounting.recent, accounting.denials))
+            case "backends":
+                found = await in_turns(in_service.backends(snapshot, self.metrics.usage().series.values()))
+            case "credentials":
+                found = await in_turns(in_service.credentials(snapshot))
+            case _:
+                raise NotAnswered(f"nothing is known as {what}")
+        return json.dumps(found).encode()
+
+    async def _open_connections(self) -> bytes:
+        return b"%d" % self.gateway.connection_manager.clients.total
+
     async def _live_lines(self) -> bytes:
         """The lines of the access log since the last question, as `LiveLines.take`."""
         if self._live is None:
@@ -311,6 +331,8 @@ QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "look_up": Worker._look_up,
     "decisions": Worker._decisions,
     "denials": Worker._denials,
+    "shown": Worker._shown,
+    "open_connections": Worker._open_connections,
     "live_lines": Worker._live_lines,
     "caches": Worker._caches,
     "holds": Worker._holds,
