@@ -127,4 +127,7 @@ class Chromium:
         if not await self.run("'axe' in window"):
             await self.run(axe.read_text(encoding="utf-8") + "; true")
         found = await self.run("axe.run().then((each) => JSON.stringify(each.violations))")
-        return {each["id"]: [f"{node['html']} {node['failureSummary']}" for node in each["nodes"]] for each in json.loads(found)}
+        return {
+            each["id"]: [f"{node['html']} {node['failureSummary']}" for node in each["nodes"]]
+            for each in json.loads(found)
+        }

@@ -152,7 +152,7 @@ export function Hour() {
       {now && (
         <p>
           <Word is={now.ready && !now.is_rejected ? "good" : "bad"}>{!now.ready ? `Not ready: ${now.why_not_ready}` : now.is_rejected ? "The latest configuration was rejected" : "Ready"}</Word>.
-          {" "}Configuration {now.configuration} in service: {number(now.routes)} routes, {number(now.backends)} backends and {number(now.policies)} policies. {number(now.open_connections)} open connections. Version {now.version}.
+          {" "}Configuration {now.configuration} is in service; routes: {number(now.routes)}, backends: {number(now.backends)}, policies: {number(now.policies)}; open connections: {number(now.open_connections)}; version {now.version}.
         </p>
       )}
       <Loaded of={found}>{({ minutes }) => <Pictures minutes={minutes} />}</Loaded>
