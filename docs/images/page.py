@@ -77,10 +77,14 @@ async def take(world: World, program: str, folder: Path) -> None:
 def main() -> None:
     program = shutil.which("chromium")
     assert program, "chromium is not here (on Debian: apt-get install chromium)"
-    with tempfile.TemporaryDirectory() as name, NameServer({"*": ["127.0.0.1"]}) as dns, Origin() as origin:
-        with World(Path(name), origin, dns.address) as world:
-            world.write()
-            asyncio.run(take(world, program, Path(name) / "chromium"))
+    with (
+        tempfile.TemporaryDirectory() as name,
+        NameServer({"*": ["127.0.0.1"]}) as dns,
+        Origin() as origin,
+        World(Path(name), origin, dns.address) as world,
+    ):
+        world.write()
+        asyncio.run(take(world, program, Path(name) / "chromium"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -108,3 +110,8 @@ async def test_the_address_of_metrics_has_no_page(bundle: Path):
     answer = await ask(made, "/ui")
     await made.stop()
     assert answer.status == 404
+
+
+def test_a_gateway_whose_page_nobody_opens_has_nothing_of_it():
+    said = "import sys, egressproxy.admin.server; print('egressproxy.admin.ui' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", said], capture_output=True, check=True).stdout == b"False\n"

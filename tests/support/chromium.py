@@ -6,7 +6,6 @@ import asyncio
 import base64
 import itertools
 import json
-import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, until
 
 
 class Chromium:
@@ -32,15 +31,13 @@ class Chromium:
     async def __aenter__(self) -> Chromium:
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
         options += ["--remote-debugging-port=0", f"--user-data-dir={self._folder}", "--disable-background-networking"]
-        self._process = subprocess.Popen(
-            [self._program, *options, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        self._process = await asyncio.create_subprocess_exec(
+            self._program, *options, "about:blank", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self._session = aiohttp.ClientSession()
-        async with asyncio.timeout(WAIT_S):
-            while not (port := self._port()):
-                await asyncio.sleep(0.05)
-            async with self._session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                [page] = [each for each in await answer.json(content_type=None) if each["type"] == "page"]
+        await until(self._port, "Chromium has not opened its port")
+        async with self._session.get(f"http://127.0.0.1:{self._port()}/json/list") as answer:
+            [page] = [each for each in await answer.json(content_type=None) if each["type"] == "page"]
         self._socket = await self._session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0)
         self._reading = asyncio.create_task(self._read())
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -52,8 +49,8 @@ class Chromium:
     ) -> None:
         self._reading.cancel()
         await self._session.close()
-        self._process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(self._process.wait, WAIT_S)
+        self._process.terminate()
+        await asyncio.wait_for(self._process.wait(), WAIT_S)
 
     def _port(self) -> str:
         with suppress(OSError):
@@ -90,7 +87,7 @@ class Chromium:
         """Return once an expression is true in the page."""
         try:
             async with asyncio.timeout(WAIT_S):
-                while not await self.run(f"!!({script})"):
+                while not await self.run(f"!!({script})"):  # noqa: ASYNC110   it cannot tell
                     await asyncio.sleep(0.03)
         except TimeoutError:
             text = await self.run("document.body.innerText")
@@ -102,7 +99,7 @@ class Chromium:
 
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
-        await self.until("document.readyState === 'complete'")
+        await self.until(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url)})")
 
     async def press(self, name: str) -> None:
         """Click the button, link, or summary whose text begins so."""
@@ -122,10 +119,10 @@ class Chromium:
         """What the window shows, as PNG."""
         return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
 
-    async def complaints(self, axe: Path) -> Mapping[str, list[str]]:
-        """What axe-core finds to be hard to use in the page, by rule."""
+    async def complaints(self, axe: str) -> Mapping[str, list[str]]:
+        """What axe-core (its script) finds to be hard to use in the page, by rule."""
         if not await self.run("'axe' in window"):
-            await self.run(axe.read_text(encoding="utf-8") + "; true")
+            await self.run(f"{axe}; true")
         found = await self.run("axe.run().then((each) => JSON.stringify(each.violations))")
         return {
             each["id"]: [f"{node['html']} {node['failureSummary']}" for node in each["nodes"]]

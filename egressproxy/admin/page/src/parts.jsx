@@ -11,6 +11,9 @@ export const moment = (at) => (at ? date(at).toLocaleString([], { hour12: false 
 export const number = (value) => (value == null ? "" : typeof value === "number" ? value.toLocaleString() : value);
 export const shown = (value) => (value == null || value === "-" ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
+/** The client of a request. */
+export const who = (line) => [line.namespace, line.service_account].map(shown).filter(Boolean).join("/") || shown(line.identity) || shown(line.client);
+
 const GOOD = /^(true|allowed|healthy|in service|valid)$/i;
 const BAD = /^(false|denied|failed|unhealthy|ejected|expired|late|not yet valid|rejected|missing)$/i;
 /** A word in the colour of its meaning: good, bad or warn. */

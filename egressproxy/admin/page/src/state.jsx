@@ -2,7 +2,7 @@
 import { Fragment, h } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { change, query, read, useGateway, usePolled } from "./api.js";
-import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, verdict } from "./parts.jsx";
+import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, verdict, who } from "./parts.jsx";
 
 const TABLE = { headers: { Accept: "application/json;as=Table;v=v1;g=meta.k8s.io" } };
 const GATEWAY_API = "apis/gateway.networking.k8s.io/v1";
@@ -92,7 +92,7 @@ export function Holds() {
           label="Requests that wait" rows={holds} id={(each) => each.id} empty="No request waits for approval."
           columns={[
             ["Request", (each) => `${shown(each.method)} ${shown(each.authority)}${shown(each.path)}`, "wide"],
-            ["Client", (each) => shown(each.identity) || shown(each.client), "wide"],
+            ["Client", who, "wide"],
             ["Seconds left", (each) => Math.round(each.leftSeconds), "number"],
             ["Decide", (each) => <><Act name="Approve" action={decide("approve", each.id)} /><Act name="Deny" action={decide("deny", each.id)} /></>],
           ]}
@@ -103,14 +103,20 @@ export function Holds() {
   );
 }
 
+function health(hosts) {
+  if (hosts.every((each) => each.state === "not watched")) return hosts.length ? "not watched" : "not used yet";
+  const good = hosts.filter((each) => each.healthy && !each.ejected).length;
+  return <Word is={good === hosts.length ? "good" : "bad"}>{good} of {hosts.length}</Word>;
+}
+
 export function Backends() {
   return (
     <Loaded of={usePolled("backends", 5)}>{({ backends }) => (
       <Table
         label="Backends" rows={backends} id={(each) => each.name} empty="No backend is in service."
         columns={[
-          ["Backend", (each) => each.name, "wide"],
-          ["Healthy", ({ hosts }) => hosts.length ? <Word is={hosts.every((each) => each.healthy && !each.ejected) ? "good" : "bad"}>{hosts.filter((each) => each.healthy && !each.ejected).length} of {hosts.length}</Word> : "not used yet"],
+          ["Backend", (each) => shown(each.name) || each.destination, "wide"],
+          ["Healthy", ({ hosts }) => health(hosts)],
           ["Connections", (each) => `${number(each.active)} active, ${number(each.idle)} idle`],
           ["Waiting", (each) => number(each.waiting), "number"],
           ["Requests", (each) => number(each.requests), "number"],
@@ -132,7 +138,7 @@ export function Limits() {
           ["Left", (each) => <Word is={each.left > 0 ? "" : "bad"}><meter max={each.limit} value={each.left} aria-label="left" /> {number(each.left)} of {number(each.limit)}</Word>],
           ["Resets in", (each) => each.resetSeconds == null ? "" : `${number(each.resetSeconds)} s`, "number"],
           ["From", (each) => each.from, "wide"],
-          ["Caller", (each) => shown(each.identity) || "all", "wide"],
+          ["Caller", (each) => who(each) || "all", "wide"],
         ]}
         detail={(each) => <Facts of={each} />}
       />

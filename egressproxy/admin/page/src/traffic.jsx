@@ -3,12 +3,11 @@ import { Fragment, h } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { change, follow, query, read, useGateway, usePolled } from "./api.js";
 import { Chart } from "./chart.jsx";
-import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, time } from "./parts.jsx";
+import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, time, who } from "./parts.jsx";
 
 const KEPT = 1000;
 const DRAW_MS = 250;
 const FILTERS = [["namespace", "Namespace"], ["service_account", "Service account"], ["status", "Status"], ["reason", "Reason"], ["route", "Route"], ["backend", "Backend"]];
-const who = (line) => [line.namespace, line.service_account].map(shown).filter(Boolean).join("/") || shown(line.identity) || shown(line.client);
 const mood = (line) => (shown(line.would_deny) ? "warn" : line.status >= 500 || !line.status || shown(line.reason) ? "bad" : "good");
 const explainable = (line) => {
   const url = line.kind === "tunnel" ? line.authority : `http${/:443$/.test(line.authority) ? "s" : ""}://${line.authority}${shown(line.path)}`;
