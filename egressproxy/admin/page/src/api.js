@@ -32,8 +32,9 @@ export function useToken(text) {
 
 /** The response, if it is a good one. Throws an Error with a sentence and `status`, 0 without a response. */
 export async function request(path, options = {}) {
+  const { token } = gateway;
   const headers = { ...options.headers };
-  if (gateway.token) headers.Authorization = `Bearer ${gateway.token}`;
+  if (token) headers.Authorization = `Bearer ${token}`;
   let response;
   try {
     const init = { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store", credentials: "omit", ...options, headers };
@@ -50,7 +51,7 @@ export async function request(path, options = {}) {
   try {
     message = JSON.parse(text).message || text;
   } catch {}
-  if (response.status === 401) know({ asksToken: true });
+  if (response.status === 401 && token === gateway.token) know({ asksToken: true });
   throw refused(response.status, message || `status ${response.status}`);
 }
 
