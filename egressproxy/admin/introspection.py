@@ -85,7 +85,13 @@ class Questions:
             raise bad_request(str(error)) from None
         return web.Response(body=body, content_type=JSON)
 
-    async def _decisions(self, _request: web.BaseRequest) -> web.StreamResponse:
+    async def _decisions(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request_id := request.query.get("request"):
+            found: list[dict[str, Any] | None] = [
+                json.loads(each) for each in await self._state.ask_some("decision", request_id)
+            ]
+            nothing: dict[str, Any] = {"decisions": [], "denial": None}
+            return web.Response(text=json.dumps(next(filter(None, found), nothing)), content_type=JSON)
         async with self._slots:
             body = await asyncio.to_thread(_latest, await self._state.ask_some("decisions"))
         return web.Response(text=body, content_type=JSON)

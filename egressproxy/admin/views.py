@@ -22,7 +22,7 @@ MAX_MINUTES: Final = 1440
 MAX_DENIALS: Final = 200
 #: For how long a proposed change is not made anew, in seconds, and how many are remembered. Files may change meanwhile.
 KEPT_S: Final = 60.0
-MAX_KEPT: Final = 1000
+MAX_KEPT: Final = 400
 #: The reason of denials that one more entry of a policy may end.
 _CHANGEABLE: Final = "destination_not_allowed"
 #: What groups of several workers have in common if they are one.

@@ -24,6 +24,8 @@ _VERBS: Final = {
     "check": "Report what is wrong with a configuration.",
     "get": "Show the objects in service, with their status.",
     "explain": "Explain what would happen to a request, and why.",
+    "denials": "Show what was denied, why, and what would allow it.",
+    "top": "Watch the traffic of a running gateway.",
     "dns": "Show what a name resolves to, and what may be dialled.",
     "diff": "Show what a new configuration would change.",
     "audit": "Verify or show the records of Audit filters.",
@@ -49,6 +51,7 @@ _SHORT_LIVED: Final = frozenset(
     {
         "check",
         "explain",
+        "denials",
         "dns",
         "diff",
         "schema",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.admin.introspection import MAX_AT_ONCE
+from egressproxy.admin.introspection import MAX_AT_ONCE, VIEWS
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.write_access import WriteAccess
 from egressproxy.errors import NotAnswered
@@ -174,7 +174,7 @@ async def test_an_address_of_the_network_reloads_nothing(state: State):
 async def test_an_address_for_scrapers_answers_none_of_it(state: State):
     made = admin_server(state, "127.0.0.1", 0, Surface.METRICS)
     await made.start()
-    for path in ("/explain?url=x", "/decisions", "/model", "/cache", "/kill-switch"):
+    for path in ("/explain?url=x", "/decisions", "/model", "/cache", "/kill-switch", "/live", *VIEWS):
         assert (await ask(made, path)).status == 404
     for path in ("/reload", "/cache/purge?all=1", "/kill-switch?kill=a"):
         assert (await ask(made, path, "POST", extra=MARK)).status == 405

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.admin.introspection import VIEWS
 from tests.support import manifests as m
 from tests.support.process import GatewayProcess
 from tests.support.writing import Client
@@ -116,6 +117,6 @@ def test_no_reading_shows_a_value(gateway: GatewayProcess, tmp_path: Path):
     while "of-a-file" not in gateway.admin("/config")[1]:
         pass
     watch = f"{SECRETS}?watch=true&timeoutSeconds=1"
-    of_all = ("/api/v1/secrets", "/api/v1/events", "/config", "/model", "/decisions")
+    of_all = ("/api/v1/secrets", "/api/v1/events", "/config", "/model", "/decisions", *VIEWS)
     for path in (f"{SECRETS}/shown", f"{SECRETS}/of-a-file", SECRETS, watch, *of_all):
         check(gateway, gateway.admin(path))

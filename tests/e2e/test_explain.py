@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,12 @@ def command(gateway: GatewayProcess, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def address(gateway: GatewayProcess) -> str:
+    return f"http://127.0.0.1:{gateway.admin_port}"
+
+
 def fetch(gateway: GatewayProcess, path: str) -> Any:
-    with urllib.request.urlopen(f"http://127.0.0.1:{gateway.admin_port}{path}", timeout=WAIT_S) as answer:
+    with urllib.request.urlopen(f"{address(gateway)}{path}", timeout=WAIT_S) as answer:
         return json.load(answer)
 
 
@@ -75,9 +80,19 @@ def test_the_running_gateway_explains_and_remembers(dns: NameServer, tmp_path: P
         status, text = command(gateway, "explain", "CONNECT", "b.test:443")
         assert status == 1
         assert "add {hostnames" in text
-        with client(port) as sock:
+        with client(port) as sock, urllib.request.urlopen(f"{address(gateway)}/live", timeout=WAIT_S) as live:
+            assert live.readline() == b": live\n"
             assert ask(sock, get("api.test", origin.port, "/v1/x?key=hush")) == (200, b"ok")
             assert ask(sock, get("b.test", 80))[0] == 403
+            events = [json.loads(line[6:]) for line in islice((each for each in live if each.startswith(b"data")), 2)]
+        assert {each["authority"] for each in events} == {f"api.test:{origin.port}", "b.test:80"}
+        assert "hush" not in str(events)
+        (denial,) = fetch(gateway, "/denials")["denials"]
+        assert denial["change"]["file"].startswith(str(gateway.config))
+        assert "+      - b.test\n+      ports:\n+      - 80\n" in denial["change"]["diff"]
+        known = fetch(gateway, f"/decisions?request={denial['request_id']}")
+        assert (known["decisions"][0]["authority"], known["denial"]["why"]) == ("b.test:80", denial["why"])
+        assert fetch(gateway, "/decisions?request=gone") == {"decisions": [], "denial": None}
         found = fetch(gateway, "/decisions")["decisions"]
         assert [(each["authority"], each["path"], each["reason"]) for each in found] == [
             ("b.test:80", "/", "destination_not_allowed"), (f"api.test:{origin.port}", "/v1/x", "-"),

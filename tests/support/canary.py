@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
+from egressproxy.admin.introspection import VIEWS
 from tests.support.process import GatewayProcess
 
 
@@ -38,7 +39,7 @@ class Canary:
             "access log": Path(gateway.access_log_path).read_text(encoding="utf-8", errors="replace"),
         }
         paths = ["/", "/metrics", "/config", "/config?output=yaml", "/model", "/decisions", "/version", "/api", "/apis"]
-        paths += ["/openapi/v2"]
+        paths += ["/openapi/v2", *VIEWS]
         paths += [f"/explain?url={quote(url, safe='')}" for url in self._asked]
         for path in [*paths, *self._objects(gateway)]:
             texts[path] = gateway.admin(path)[1]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from egressproxy.errors import Reason
-from egressproxy.gateway.exchange.recent_decisions import Denials, RecentDecision, decisions, subjects_of
+from egressproxy.gateway.exchange.recent_decisions import Denials, RecentDecision, Remembered, decisions, subjects_of
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.model.work import Work
 from egressproxy.operators.explain.decision_diff import REFUSED, outcome
@@ -69,6 +69,21 @@ def denials(snapshot: Snapshot, kept: Denials, since_s: float, namespace: str = 
         each["allowed_now"] = _is_allowed_now(snapshot, RecentDecision.of_admin(each["decision"]))
         yield None
     return {"since": since_s, "denials": found}
+
+
+def decision_about(
+    request_id: str, snapshot: Snapshot | None, recent: Remembered, denied: Denials
+) -> dict[str, Any] | None:
+    """What is remembered of this request: its decision, and of a denial the client, rule, why and remedy."""
+    denial = next((each for each in denied if each[0][9] == request_id), None)
+    entry = denial[0] if denial is not None else next((each for each in recent if each[9] == request_id), None)
+    if entry is None:
+        return None
+    told = None
+    if denial is not None:
+        why, remedy = _sentences(entry[8], denial[4])
+        told = {"client": denial[1], "rule": denial[2], "why": why, "remedy": remedy}
+    return {"decisions": [next(decisions([entry], subjects_of(snapshot)))._asdict()], "denial": told}
 
 
 def most_frequent(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

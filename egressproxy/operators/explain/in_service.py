@@ -138,7 +138,7 @@ def _no_backend(name: str, destination: str) -> dict[str, Any]:
 
 
 def _hosts(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """The endpoints with their state; "" where nobody watches them."""
+    """Address and state of each endpoint; "" for the state of an unwatched one."""
     if cluster.host_set is not None:
         yield from ((health.address, health.state.value) for health in cluster.host_set.healths())
         return

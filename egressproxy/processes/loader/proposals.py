@@ -8,7 +8,6 @@ the request.
 from __future__ import annotations
 
 import asyncio
-import copy
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +43,10 @@ from egressproxy.telemetry.metrics import Metrics
 #: The most policies that are compiled with changes, and the time for them, in seconds.
 MAX_POLICIES: Final = 8
 MAX_S: Final = 20.0
-#: A larger object is shown by its diff alone.
-MAX_MANIFEST: Final = 32 * 1024
+#: A larger object is shown by its diff alone, and so are all where they are larger together; in characters of JSON.
+MAX_MANIFEST: Final = 16 * 1024
+MAX_MANIFESTS: Final = 1024 * 1024
+MAX_DIFF: Final = 8 * 1024
 _KEY: Final = ("egressproxy.io", "EgressPolicy")
 #: What an API server writes into `metadata`, and nobody edits.
 _OF_SERVERS: Final = ("managedFields", "uid", "resourceVersion", "generation", "creationTimestamp", "selfLink")
@@ -63,7 +64,7 @@ def answer(request: bytes) -> bytes:
 async def _proposals(request: LoadRequest, asked: Sequence[tuple[str, RecentDecision]]) -> list[dict[str, Any] | None]:
     found: list[dict[str, Any] | None] = [None] * len(asked)
     resources = read_all(request.paths, request.state, request.cluster)
-    until = monotonic() + MAX_S
+    until, room = monotonic() + MAX_S, MAX_MANIFESTS
     by_policy: dict[str, list[int]] = {}
     for number, (policy, _) in enumerate(asked):
         by_policy.setdefault(policy, []).append(number)
@@ -80,7 +81,8 @@ async def _proposals(request: LoadRequest, asked: Sequence[tuple[str, RecentDeci
         for number, entry in changes.items():
             then = outcome(snapshot, asked[number][1])
             if then.is_allowed and then.is_sure:
-                found[number] = _described(old, entry)
+                made = found[number] = _described(old, entry, room)
+                room -= len(json.dumps(made["manifest"]))
     return found
 
 
@@ -102,19 +104,23 @@ def _allowing(manifest: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
     """The manifest with these entries: as further ports of an entry that names just this host, or as new ones. Raises
     ValueError if it allows nothing yet: a list would then deny all else.
     """
-    made = copy.deepcopy(dict(manifest))
-    allowed = made.get("spec", {}).get("destinations", {}).get("allow")
-    if not isinstance(allowed, list):
+    spec = manifest.get("spec") or {}
+    destinations = spec.get("destinations") or {}
+    if not isinstance(destinations.get("allow"), list):
         raise ValueError("the policy has no list of what is allowed")
+    allowed = list(destinations["allow"])
     for entry in entries:
-        alone = {name: value for name, value in entry.items() if name != "ports"}
-        for known in allowed:
-            if known.get("ports") and {name: value for name, value in known.items() if name != "ports"} == alone:
-                known["ports"] = [*known["ports"], *(port for port in entry["ports"] if port not in known["ports"])]
+        ports = entry["ports"]
+        for number, known in enumerate(allowed):
+            if known.get("ports") and {**known, "ports": ports} == entry:
+                allowed[number] = {
+                    **known,
+                    "ports": [*known["ports"], *(each for each in ports if each not in known["ports"])],
+                }
                 break
         else:
-            allowed.append(copy.deepcopy(dict(entry)))
-    return made
+            allowed.append(entry)
+    return {**manifest, "spec": {**spec, "destinations": {**destinations, "allow": allowed}}}
 
 
 def _with_entries(
@@ -147,16 +153,17 @@ def _snapshot(spec: ConfigIR, asked: Sequence[RecentDecision]) -> Snapshot:
     return at_once(builder.whole(replace(spec, listeners=listeners, collectors=())))
 
 
-def _described(old: Resource, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _described(old: Resource, entry: Mapping[str, Any], room: int) -> dict[str, Any]:
     before = old.to_manifest()
     before["metadata"] = {name: value for name, value in before["metadata"].items() if name not in _OF_SERVERS}
     after = _allowing(before, [entry])
     origin, name = old.origin, f"EgressPolicy {old.full_name}"
     is_file = not origin.is_from_api and origin.file and Path(origin.file).is_file()
-    manifest = after if len(json.dumps(after)) <= MAX_MANIFEST else None
+    size = len(json.dumps(after))
+    manifest = after if size <= min(MAX_MANIFEST, room) else None
     return {
         "object": name, "file": f"{origin.file}:{origin.line}" if is_file else None,
-        "diff": "".join(_diff(before, after, name)), "manifest": manifest,
+        "diff": "".join(_diff(before, after, name))[:MAX_DIFF], "manifest": manifest,
     }  # fmt: skip
 
 

@@ -216,6 +216,15 @@ class Worker:
         kept = self.gateway.connection_manager.accounting.denials
         return json.dumps(await in_turns(denials(self._in_service(), kept, since_s, namespace))).encode()
 
+    async def _decision(self, request_id: str) -> bytes:
+        """The decision about a request that has ended, as /decisions has it; null where it is not known."""
+        await _imported("denials")
+        from egressproxy.operators.explain.denials import decision_about
+
+        accounting = self.gateway.connection_manager.accounting
+        found = decision_about(request_id, self.gateway.snapshot, accounting.recent, accounting.denials)
+        return json.dumps(found).encode()
+
     async def _shown(self, what: str) -> bytes:
         """JSON of `limits`, `backends` or `credentials` of `operators.explain.in_service`."""
         await _imported("in_service")
@@ -331,6 +340,7 @@ QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "look_up": Worker._look_up,
     "decisions": Worker._decisions,
     "denials": Worker._denials,
+    "decision": Worker._decision,
     "shown": Worker._shown,
     "open_connections": Worker._open_connections,
     "live_lines": Worker._live_lines,
