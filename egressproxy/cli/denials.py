@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from time import localtime, strftime
 from typing import Any, Final
 
 import click
 
-from egressproxy.cli.asking import ask
-from egressproxy.cli.options import asking_options
+from egressproxy.cli.asking import ask, token_of
+from egressproxy.cli.options import api_token_option, asking_options
 from egressproxy.cli.styled_lines import StyledLine, print_lines
 
 _DIFF_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
@@ -22,8 +23,9 @@ _DIFF_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
     "--minutes", type=click.IntRange(1, 1440), default=60, show_default=True, help="Denials of so many minutes."
 )
 @click.option("--namespace", metavar="NS", default="", help="Denials of clients in this namespace alone.")
+@api_token_option
 @asking_options
-def command(minutes: int, namespace: str, output: str, admin: tuple[str, int]) -> None:
+def command(minutes: int, namespace: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
     """Show what a running gateway has denied lately, over all workers: grouped by destination and caller, the most
     frequent first, each with why, what to do, and the change of a policy that would allow it.
 
@@ -40,7 +42,7 @@ def command(minutes: int, namespace: str, output: str, admin: tuple[str, int]) -
     Exit status: 0, or 2 for wrong usage or no response.
     """
     pairs = [("minutes", str(minutes)), *([("namespace", namespace)] if namespace else [])]
-    found = ask(admin, "/denials", pairs)
+    found = ask(admin, "/denials", pairs, token=token_of(token))
     if output == "json":
         click.echo(json.dumps(found, indent=2))
         return

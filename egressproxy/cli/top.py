@@ -8,15 +8,16 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any, Final
 
 import click
 
-from egressproxy.cli.asking import ask, lines
+from egressproxy.cli.asking import ask, lines, token_of
 from egressproxy.cli.denials import caller_of, clock
-from egressproxy.cli.options import asking_options
+from egressproxy.cli.options import api_token_option, asking_options
 from egressproxy.cli.styled_lines import StyledLine, print_lines, printable
 from egressproxy.model.authority import Authority
 
@@ -106,8 +107,9 @@ def _host(client: str) -> str:
     "--interval", type=click.FloatRange(0.2, 60.0), default=2.0, show_default=True, metavar="SECONDS",
     help="How often the figures change; with --once: how long to watch.",
 )  # fmt: skip
+@api_token_option
 @asking_options
-def command(once: bool, interval: float, output: str, admin: tuple[str, int]) -> None:
+def command(once: bool, interval: float, token: Path | None, output: str, admin: tuple[str, int]) -> None:
     """Watch the traffic of a running gateway, over all workers: requests, denials and failures in a second, latency and
     tokens; the busiest destinations, callers and backends; and the latest denials. Rates are of the last 10 seconds,
     of requests and tunnels that have ended. Ctrl-C ends it.
@@ -123,25 +125,26 @@ def command(once: bool, interval: float, output: str, admin: tuple[str, int]) ->
     from egressproxy.gateway.exchange.error_responses import DENIALS
 
     traffic = Traffic(frozenset(reason.value for reason in DENIALS))
-    summary = ask(admin, "/summary")
-    reading = Thread(target=_read, args=(admin, traffic), daemon=True)
+    shown = token_of(token)
+    summary = ask(admin, "/summary", token=shown)
+    reading = Thread(target=_read, args=(admin, shown, traffic), daemon=True)
     reading.start()
     if once or output == "json" or not sys.stdout.isatty():
         _wait(reading, interval)
-        found = {**traffic.figures(monotonic()), "minute": _minute(admin), "summary": summary}
+        found = {**traffic.figures(monotonic()), "minute": _minute(admin, shown), "summary": summary}
         if output == "json":
             click.echo(json.dumps(found, indent=2))
         else:
             print_lines(_lines(found, admin, PLAIN_ROWS), sys.stdout)
         return
     with suppress(KeyboardInterrupt):
-        _watch(traffic, reading, admin, summary, interval)
+        _watch(traffic, reading, admin, shown, summary, interval)
 
 
-def _read(admin: tuple[str, int], traffic: Traffic) -> None:
+def _read(admin: tuple[str, int], token: str, traffic: Traffic) -> None:
     """Read the stream until it ends. A refusal has been told where it raises SystemExit, which ends this thread."""
     event = ""
-    for line in lines(admin, "/live", [("limit", str(LIMIT))], accept="text/event-stream"):
+    for line in lines(admin, "/live", [("limit", str(LIMIT))], accept="text/event-stream", token=token):
         if line.startswith(b"event: "):
             event = line[7:].strip().decode()
         elif line.startswith(b"data: "):
@@ -156,14 +159,16 @@ def _wait(reading: Thread, seconds: float) -> None:
         sys.exit(2)
 
 
-def _minute(admin: tuple[str, int]) -> dict[str, Any] | None:
+def _minute(admin: tuple[str, int], token: str) -> dict[str, Any] | None:
     """The latest whole minute, or the one that goes on."""
-    minutes = ask(admin, "/history")["minutes"]
+    minutes = ask(admin, "/history", token=token)["minutes"]
     found: dict[str, Any] | None = minutes[-2] if len(minutes) > 1 else minutes[-1] if minutes else None
     return found
 
 
-def _watch(traffic: Traffic, reading: Thread, admin: tuple[str, int], summary: dict[str, Any], interval: float) -> None:
+def _watch(
+    traffic: Traffic, reading: Thread, admin: tuple[str, int], token: str, summary: dict[str, Any], interval: float
+) -> None:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -174,7 +179,7 @@ def _watch(traffic: Traffic, reading: Thread, admin: tuple[str, int], summary: d
         while reading.is_alive():
             now = monotonic()
             if now - asked >= ASK_S:
-                asked, minute, summary = now, _minute(admin), ask(admin, "/summary")
+                asked, minute, summary = now, _minute(admin, token), ask(admin, "/summary", token=token)
             found = {**traffic.figures(now), "minute": minute, "summary": summary}
             rows = max((console.size.height - 10) // 4, 2)
             shown = [
