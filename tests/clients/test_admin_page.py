@@ -124,8 +124,7 @@ async def test_the_change_that_allows_a_denied_request_is_shown_and_applied(gate
     await browser.until(
         "[...document.querySelectorAll('pre.diff .good')].some((each) => each.innerText.includes('other.test'))"
     )
-    await browser.press("Apply")
-    await browser.press("Apply: press again")
+    await browser.press_twice("Apply")
     await browser.shows("The configuration in service allows it now.")
     found = gateway.read("/explain?method=GET&dns=0&url=http://other.test:" + str(gateway.origin.port))
     assert found["verdict"] == "allowed"  # type: ignore[index]
@@ -135,8 +134,7 @@ async def test_a_request_that_waits_is_approved(gateway: World, browser: Chromiu
     await view(browser, "holds")
     with client(gateway.port) as sock:
         sock.sendall(get("origin.test", gateway.origin.port))
-        await browser.press("Approve")
-        await browser.press("Approve: press again")
+        await browser.press_twice("Approve")
         assert read_head(sock).split()[1] == b"200"
     await browser.shows("No request waits")
 

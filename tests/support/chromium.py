@@ -107,6 +107,12 @@ class Chromium:
         await self.until(f"{every}.some((each) => each.innerText.trim().startsWith({json.dumps(name)}))")
         await self.run(f"{every}.find((each) => each.innerText.trim().startsWith({json.dumps(name)})).click()")
 
+    async def press_twice(self, name: str) -> None:
+        """Press a button that asks for a second press, which is no double click."""
+        await self.press(name)
+        await asyncio.sleep(0.5)
+        await self.press(f"{name}: press again")
+
     async def look(self, width: int, height: int, *, dark: bool = False) -> None:
         """Set the size of the window, and whether its user likes it dark."""
         await self.call(

@@ -5,10 +5,15 @@ const KEY = "egressproxy-token";
 const TIMEOUT_MS = 20_000;
 // A stream with neither lines nor comments for so long is broken.
 const SILENCE_MS = 45_000;
-const RETRY_MS = 2_000;
+export const RETRY_MS = 2_000;
+
+let store;
+try {
+  store = sessionStorage;
+} catch {} // a browser that keeps nothing
 
 /** `problem`: why the gateway cannot be asked, or "". `asksToken`: it has refused a request without the right token. */
-export const gateway = { problem: "", asksToken: false, token: sessionStorage.getItem(KEY) || "" };
+export const gateway = { problem: "", asksToken: false, token: store?.getItem(KEY) || "" };
 const watchers = new Set();
 
 function know(change) {
@@ -24,9 +29,9 @@ export function useGateway() {
 }
 
 /** The token stays in this tab, and is sent as a bearer token alone. "" forgets it. */
-export function useToken(text) {
-  if (text) sessionStorage.setItem(KEY, text);
-  else sessionStorage.removeItem(KEY);
+export function keepToken(text) {
+  if (text) store?.setItem(KEY, text);
+  else store?.removeItem(KEY);
   know({ token: text, asksToken: false });
 }
 

@@ -25,7 +25,7 @@ export function Chart({ title, times, series, unit = "" }) {
         axes: [{ ...axis, size: 26, values: (_, ticks) => ticks.map((at) => time(at).slice(0, 5)) }, { ...axis, size: 62, values: (_, ticks) => ticks.map(shape) }],
         series: [
           { value: (_, at) => time(at).slice(0, 5) || "–" },
-          ...JSON.parse(lines).map(([label, name]) => ({ label, stroke: colour(name), width: 2, points: { show: false }, value: (_, value) => shape(value) })),
+          ...JSON.parse(lines).map(([label, name]) => ({ label, stroke: colour(name), width: 2, value: (_, value) => shape(value) })),
         ],
         legend: { markers: { width: 3 } },
       }, plot.current?.data, place.current);

@@ -1,7 +1,7 @@
 // The admin page: a frame with the view that the fragment of the address names, such as #/denials.
 import { Fragment, h, render } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
-import { useGateway, useToken as keepToken } from "./api.js";
+import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
+import { RETRY_MS, request, useGateway, keepToken } from "./api.js";
 import { Backends, Certificates, Configuration, Explain, Holds, Limits, Routes } from "./state.jsx";
 import { Denials, Hour, Live } from "./traffic.jsx";
 
@@ -38,6 +38,11 @@ function Page() {
     return () => removeEventListener("hashchange", moved);
   }, []);
   useEffect(() => {
+    if (!problem) return;
+    const timer = setInterval(() => request("healthz").catch(() => {}), RETRY_MS);
+    return () => clearInterval(timer);
+  }, [problem]);
+  useEffect(() => {
     document.title = `${title} – egressproxy`;
   }, [title]);
   return (
@@ -54,10 +59,15 @@ function Page() {
       {asksToken && <SignIn isRefused={token} />}
       <main ref={main} tabindex="-1">
         <h1>{title}</h1>
-        <View key={at} params={params} />
+        <Guarded key={at} View={View} params={params} />
       </main>
     </>
   );
+}
+
+function Guarded({ View, params }) {
+  const [error] = useErrorBoundary();
+  return error ? <p class="bad" role="alert">This view has failed: {error.message}</p> : <View params={params} />;
 }
 
 function SignIn({ isRefused }) {

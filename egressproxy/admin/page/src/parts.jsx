@@ -3,6 +3,7 @@ import { Fragment, h } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 const PAGE = 100;
+const DOUBLE_CLICK_MS = 400;
 
 // Times are seconds since 1970, or texts.
 const date = (at) => new Date(typeof at === "number" ? at * 1000 : at);
@@ -127,7 +128,8 @@ export function Act({ name, action, done }) {
     return () => clearTimeout(timer);
   }, [state.asked]);
   const press = async () => {
-    if (!state.asked) return set({ asked: true });
+    if (!state.asked) return set({ asked: Date.now() });
+    if (Date.now() - state.asked < DOUBLE_CLICK_MS) return;
     set({ busy: true });
     try {
       await action();
