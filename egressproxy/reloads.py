@@ -66,6 +66,9 @@ class ObjectSource(Protocol):
 
     async def objects(self, wanted: frozenset[Key]) -> bytes: ...
 
+    @property
+    def latest(self) -> bytes | None: ...
+
     async def changed_routes(self, wanted: frozenset[Key]) -> tuple[bytes, tuple[str, ...]] | None: ...
 
     def routes_in_service(self) -> None: ...
@@ -243,7 +246,7 @@ class ConfigManager:
         if not self._options.is_configured:
             return [None] * count
         try:
-            packed = await self._cluster.objects(self._wanted) if self._cluster is not None else None
+            packed = self._cluster.latest if self._cluster is not None else None
             return await self._loader.proposals(self._request(packed, self._unbound), asked)
         except FAILURES as error:
             log.warning("no change can be proposed for what was denied: %s", error)

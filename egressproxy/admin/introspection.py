@@ -47,6 +47,7 @@ class Questions:
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self._feed: LiveFeed | None = None
         self._views: Views | None = None
+        self._view_slots = asyncio.Semaphore(MAX_AT_ONCE)
         self._has_ended_streams = False
 
     def handlers(self) -> dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
@@ -107,7 +108,7 @@ class Questions:
             from egressproxy.admin.views import Views
 
             self._views = Views(self._state, lambda: self._feed.readers if self._feed is not None else 0)
-        async with self._slots:
+        async with self._view_slots:
             return await self._views.answer(request)
 
     async def _live(self, request: web.BaseRequest) -> web.StreamResponse:

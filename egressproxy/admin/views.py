@@ -4,6 +4,7 @@ and backends, over all workers. All of it is read when it is asked for.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -20,8 +21,11 @@ MINUTES: Final = 60
 MAX_MINUTES: Final = 1440
 #: The most groups of denials in one answer, as of each worker.
 MAX_DENIALS: Final = 200
+_PARAMETERS: Final = {"minutes", "namespace"}
 #: For how long a proposed change is not made anew, in seconds, and how many are remembered. Files may change meanwhile.
 KEPT_S: Final = 60.0
+#: How much longer than changes are worked out no further ones are.
+PAUSE_FACTOR: Final = 4.0
 MAX_KEPT: Final = 400
 #: The reason of denials that one more entry of a policy may end.
 _CHANGEABLE: Final = "destination_not_allowed"
@@ -69,9 +73,14 @@ class Views:
         }
         self._proposed: dict[str, dict[str, Any] | None] = {}  # by what was denied
         self._proposed_for = (-1, 0.0)  # the configuration, and since when
+        self._proposing = asyncio.Lock()
+        self._next_at = 0.0
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """The response. Raises ApiError."""
+        unknown = set(request.query) - (_PARAMETERS if request.path == "/denials" else set())
+        if unknown:
+            raise bad_request(f"unknown parameter {min(unknown)!r}; /denials has minutes and namespace")
         found = await self._answers[request.path](request.query)
         return web.Response(text=json.dumps(found), content_type="application/json")
 
@@ -134,7 +143,8 @@ class Views:
             json.loads(each) for each in await self._state.ask_some("denials", since_s, query.get("namespace", ""))
         ]
         groups = merged(group for each in found for group in each["denials"])
-        await self._propose(groups)
+        async with self._proposing:
+            await self._propose(groups)
         for each in groups:
             del each["decision"]
         since_s = max([since_s, *(each["since"] for each in found)])
@@ -154,9 +164,11 @@ class Views:
                 each["asked"] = json.dumps((policy, decision))
                 if each["asked"] not in self._proposed:
                     asked[each["asked"]] = (policy, decision)
-        if asked:
+        began = monotonic()
+        if asked and began >= self._next_at:  # reloads wait for the process that works these out
             changes = await self._state.proposals(json.dumps(list(asked.values())).encode(), len(asked))
             self._proposed |= zip(asked, changes, strict=True)
+            self._next_at = monotonic() + PAUSE_FACTOR * (monotonic() - began)
         for each in groups:
             each["change"] = self._proposed.get(each.pop("asked", ""))
 

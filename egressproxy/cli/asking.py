@@ -56,12 +56,9 @@ def token_of(file: Path | None) -> str:
 
 
 def lines(
-    admin: tuple[str, int],
-    path: str,
-    pairs: Iterable[tuple[str, str]],
-    accept: str = "application/json",
+    admin: tuple[str, int], path: str, pairs: Iterable[tuple[str, str]], accept: str = "application/json",
     token: str = "",
-) -> Iterator[bytes]:
+) -> Iterator[bytes]:  # fmt: skip
     """The lines of a streamed response, until it ends. Exits with 2 if there is no response, or it is refused."""
     with _answer(admin, path, pairs, "GET", accept, None, {}, token) as answer:
         yield from answer

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from egressproxy.cli.asking import ask, token_of
-from egressproxy.cli.options import api_token_option, asking_options
+from egressproxy.cli.options import deciding_options
 from egressproxy.cli.styled_lines import StyledLine, print_lines
 
 _DIFF_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
@@ -23,8 +23,7 @@ _DIFF_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
     "--minutes", type=click.IntRange(1, 1440), default=60, show_default=True, help="Denials of so many minutes."
 )
 @click.option("--namespace", metavar="NS", default="", help="Denials of clients in this namespace alone.")
-@api_token_option
-@asking_options
+@deciding_options
 def command(minutes: int, namespace: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
     """Show what a running gateway has denied lately, over all workers: grouped by destination and caller, the most
     frequent first, each with why, what to do, and the change of a policy that would allow it.

@@ -23,7 +23,7 @@ from egressproxy.cli.options import (
     output_option,
 )
 from egressproxy.cli.secrets import secret_options
-from egressproxy.cli.suggestions import GATEWAYS
+from egressproxy.cli.suggestions import GATEWAYS, listed
 from egressproxy.model.secret import ConfigSource, SecretSource
 
 METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"))
@@ -73,6 +73,7 @@ class _MethodFirst(ConfigByOption):
     "request_id",
     metavar="ID",
     default="",
+    shell_complete=listed("/decisions", "decisions", "request_id", "method", "authority"),
     help="A request that has ended, by its id, in place of METHOD and URL: what was decided, and what would be now.",
 )
 @click.option(

@@ -30,12 +30,13 @@ def recorded(request_id: str, log: IO[str] | None, admin: Callable[[], tuple[str
             raise click.UsageError(f"{what} is not in {getattr(log, 'name', 'standard input')}")
         return found
     answer = ask(admin(), "/decisions", [("request", request_id)])
-    if not answer["decisions"]:
+    decisions = [each for each in answer["decisions"] if each.get("request_id") == request_id]
+    if not decisions:
         raise click.UsageError(
             f"no decision about a request {request_id} is in memory, which has the latest 1,024 of each worker and as"
             " many denials: give the access log with --log FILE"
         )
-    decision, denial = answer["decisions"][0], answer.get("denial") or {}
+    decision, denial = decisions[0], answer.get("denial") or {}
     return {**denial, **decision, "identity": decision["name"], "time": rfc3339(decision["time"])}
 
 

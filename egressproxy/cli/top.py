@@ -17,7 +17,7 @@ import click
 
 from egressproxy.cli.asking import ask, lines, token_of
 from egressproxy.cli.denials import caller_of, clock
-from egressproxy.cli.options import api_token_option, asking_options
+from egressproxy.cli.options import deciding_options
 from egressproxy.cli.styled_lines import StyledLine, print_lines, printable
 from egressproxy.model.authority import Authority
 
@@ -101,14 +101,40 @@ def _host(client: str) -> str:
     return client.rpartition(":")[0] or client
 
 
+class _AskedGateway:
+    """What is asked of the process at this admin address."""
+
+    def __init__(self, admin: tuple[str, int], token: str) -> None:
+        self.admin = admin
+        self._token = token
+
+    def ask(self, path: str) -> dict[str, Any]:
+        return ask(self.admin, path, token=self._token)
+
+    def read(self, traffic: Traffic) -> None:
+        """Read /live until it ends. A refusal is printed where it raises SystemExit, which ends this thread."""
+        event = ""
+        pairs = [("limit", str(LIMIT))]
+        for line in lines(self.admin, "/live", pairs, accept="text/event-stream", token=self._token):
+            if line.startswith(b"event: "):
+                event = line[7:].strip().decode()
+            elif line.startswith(b"data: "):
+                traffic.add(event, json.loads(line[6:]), monotonic())
+
+    def minute(self) -> dict[str, Any] | None:
+        """The latest whole minute, or the one that goes on."""
+        minutes = self.ask("/history")["minutes"]
+        found: dict[str, Any] | None = minutes[-2] if len(minutes) > 1 else minutes[-1] if minutes else None
+        return found
+
+
 @click.command("top")
 @click.option("--once", is_flag=True, help="Print once, as plain lines, and end: so it is where there is no terminal.")
 @click.option(
     "--interval", type=click.FloatRange(0.2, 60.0), default=2.0, show_default=True, metavar="SECONDS",
     help="How often the figures change; with --once: how long to watch.",
 )  # fmt: skip
-@api_token_option
-@asking_options
+@deciding_options
 def command(once: bool, interval: float, token: Path | None, output: str, admin: tuple[str, int]) -> None:
     """Watch the traffic of a running gateway, over all workers: requests, denials and failures in a second, latency and
     tokens; the busiest destinations, callers and backends; and the latest denials. Rates are of the last 10 seconds,
@@ -125,30 +151,20 @@ def command(once: bool, interval: float, token: Path | None, output: str, admin:
     from egressproxy.gateway.exchange.error_responses import DENIALS
 
     traffic = Traffic(frozenset(reason.value for reason in DENIALS))
-    shown = token_of(token)
-    summary = ask(admin, "/summary", token=shown)
-    reading = Thread(target=_read, args=(admin, shown, traffic), daemon=True)
+    gateway = _AskedGateway(admin, token_of(token))
+    summary = gateway.ask("/summary")
+    reading = Thread(target=gateway.read, args=(traffic,), daemon=True)
     reading.start()
     if once or output == "json" or not sys.stdout.isatty():
         _wait(reading, interval)
-        found = {**traffic.figures(monotonic()), "minute": _minute(admin, shown), "summary": summary}
+        found = {**traffic.figures(monotonic()), "minute": gateway.minute(), "summary": summary}
         if output == "json":
             click.echo(json.dumps(found, indent=2))
         else:
             print_lines(_lines(found, admin, PLAIN_ROWS), sys.stdout)
         return
     with suppress(KeyboardInterrupt):
-        _watch(traffic, reading, admin, shown, summary, interval)
-
-
-def _read(admin: tuple[str, int], token: str, traffic: Traffic) -> None:
-    """Read the stream until it ends. A refusal has been told where it raises SystemExit, which ends this thread."""
-    event = ""
-    for line in lines(admin, "/live", [("limit", str(LIMIT))], accept="text/event-stream", token=token):
-        if line.startswith(b"event: "):
-            event = line[7:].strip().decode()
-        elif line.startswith(b"data: "):
-            traffic.add(event, json.loads(line[6:]), monotonic())
+        _watch(traffic, reading, gateway, interval)
 
 
 def _wait(reading: Thread, seconds: float) -> None:
@@ -159,36 +175,30 @@ def _wait(reading: Thread, seconds: float) -> None:
         sys.exit(2)
 
 
-def _minute(admin: tuple[str, int], token: str) -> dict[str, Any] | None:
-    """The latest whole minute, or the one that goes on."""
-    minutes = ask(admin, "/history", token=token)["minutes"]
-    found: dict[str, Any] | None = minutes[-2] if len(minutes) > 1 else minutes[-1] if minutes else None
-    return found
-
-
-def _watch(
-    traffic: Traffic, reading: Thread, admin: tuple[str, int], token: str, summary: dict[str, Any], interval: float
-) -> None:
+def _watch(traffic: Traffic, reading: Thread, gateway: _AskedGateway, interval: float) -> None:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
     console = Console(highlight=False)
-    asked, minute = -ASK_S, None
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    asked = float("-inf")
+    # What is printed while the screen is another is not seen afterwards.
+    with suppress(SystemExit), Live(console=console, screen=True, auto_refresh=False) as live:
         while reading.is_alive():
             now = monotonic()
             if now - asked >= ASK_S:
-                asked, minute, summary = now, _minute(admin, token), ask(admin, "/summary", token=token)
+                asked, minute, summary = now, gateway.minute(), gateway.ask("/summary")
             found = {**traffic.figures(now), "minute": minute, "summary": summary}
             rows = max((console.size.height - 10) // 4, 2)
             shown = [
                 Text.assemble(*((printable(text), style) for text, style in line), no_wrap=True, overflow="ellipsis")
-                for line in _lines(found, admin, rows)
+                for line in _lines(found, gateway.admin, rows)
             ]
             live.update(Group(*shown[: console.size.height - 1]), refresh=True)
             sleep(interval)
-    _wait(reading, 0.0)
+    _wait(reading, 1.0)
+    click.echo(f"egressproxy: the admin address {Authority(*gateway.admin)} does not answer any more", err=True)
+    sys.exit(2)
 
 
 def _lines(found: Mapping[str, Any], admin: tuple[str, int], rows: int) -> Iterator[StyledLine]:

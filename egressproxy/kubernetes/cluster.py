@@ -163,6 +163,11 @@ class Cluster:
                 self._has_given_routes, self._is_behind = False, self._last.is_late
             return self._last.packed
 
+    @property
+    def latest(self) -> bytes | None:
+        """What `objects` has returned last; to ask anew would take changes away from the next load."""
+        return self._last.packed if self._last is not None else None
+
     async def changed_routes(self, referenced: Iterable[Key]) -> tuple[bytes, tuple[str, ...]] | None:
         """`objects` with only the changed HTTPRoutes since the last call, and their names (namespace/name).
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.admin import views
 from egressproxy.admin.server import AdminServer
 from egressproxy.model.certificate import CertificateUse, Validity
 from tests.admin.kit import admin_server
@@ -82,7 +83,10 @@ async def test_denials_of_all_workers_are_one_with_a_change_for_each(admin: Admi
     assert "decision" not in first
 
 
-async def test_a_change_is_asked_for_once_and_again_for_another_configuration(admin: AdminServer, state: State):
+async def test_a_change_is_asked_for_once_and_again_for_another_configuration(
+    admin: AdminServer, state: State, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(views, "PAUSE_FACTOR", 0.0)
     state.workers = [{"since": 1.0, "denials": [group(), group("10.0.0.2")]}]
     await ask(admin, "/denials")
     state.workers = [
@@ -95,7 +99,17 @@ async def test_a_change_is_asked_for_once_and_again_for_another_configuration(ad
     assert len(state.proposed_for) == 4
 
 
-@pytest.mark.parametrize("query", ["minutes=0", "minutes=1441", "minutes=x", "minutes=-1", "minutes="])
+async def test_what_takes_long_is_not_asked_for_all_the_time(
+    admin: AdminServer, state: State, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(views, "PAUSE_FACTOR", 1e9)
+    for destination, change in (("a:80", {"diff": "n/p"}), ("b:80", None)):
+        state.workers = [{"since": 1.0, "denials": [group(destination=destination)]}]
+        assert (await ask(admin, "/denials")).json()["denials"][0]["change"] == change
+    assert len(state.proposed_for) == 1
+
+
+@pytest.mark.parametrize("query", ["minutes=0", "minutes=1441", "minutes=x", "minutes=-1", "minutes=", "limit=1"])
 async def test_minutes_are_a_number(admin: AdminServer, state: State, query: str):
     assert (await ask(admin, f"/denials?{query}")).status == 400
     assert state.asked == []

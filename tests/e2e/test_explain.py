@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.admin.introspection import VIEWS
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get
 from tests.support import manifests as m
 from tests.support.dns import Rule
@@ -92,6 +93,14 @@ def test_the_running_gateway_explains_and_remembers(dns: NameServer, tmp_path: P
         assert "+      - b.test\n+      ports:\n+      - 80\n" in denial["change"]["diff"]
         known = fetch(gateway, f"/decisions?request={denial['request_id']}")
         assert (known["decisions"][0]["authority"], known["denial"]["why"]) == ("b.test:80", denial["why"])
+        shown = {path: fetch(gateway, path) for path in VIEWS}
+        assert (shown["/summary"]["workers"], shown["/summary"]["routes"], shown["/summary"]["ready"]) == (2, 1, True)
+        assert [each["secret"] for each in shown["/certificates"]["credentials"]] == ["key/token"]
+        backends = {each["name"]: each["requests"] for each in shown["/backends"]["backends"]}
+        assert backends["agents/api"] == 1
+        assert sum(each["requests"] for each in shown["/history"]["minutes"]) == 2
+        assert [each["by"] for each in shown["/configurations"]["configurations"]] == ["start"]
+        assert TOKEN not in str(shown)
         assert fetch(gateway, "/decisions?request=gone") == {"decisions": [], "denial": None}
         found = fetch(gateway, "/decisions")["decisions"]
         assert [(each["authority"], each["path"], each["reason"]) for each in found] == [

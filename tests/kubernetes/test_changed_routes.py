@@ -14,6 +14,7 @@ import pytest
 
 from egressproxy import reloads
 from egressproxy.app import App
+from egressproxy.gateway.exchange.recent_decisions import RecentDecision
 from egressproxy.kubernetes import cluster as cluster_module
 from egressproxy.kubernetes import messages
 from egressproxy.kubernetes import process as process_module
@@ -167,6 +168,10 @@ class Objects:
         self.are_saved = 0
         self.asked_whole = 0
 
+    @property
+    def latest(self) -> bytes:
+        return packed(self.all)
+
     async def objects(self, _wanted: frozenset[Key]) -> bytes:
         self.asked_whole += 1
         self.changed = ()
@@ -291,3 +296,18 @@ async def test_a_defect_in_an_update_leads_to_a_whole_configuration(
     live.ask_for_routes()
     await until(lambda: live._generation == 2)
     assert "internal error in an update: the configuration is read again" in caplog.messages
+
+
+async def test_changes_of_policies_are_proposed_without_taking_objects_from_the_next_load(live: ConfigManager):
+    cluster = live._cluster
+    assert isinstance(cluster, Objects)
+    cluster.all[0] = m.gateway(m.forward_listener(3128))
+    cluster.changed, asked_whole = ("agents/a",), cluster.asked_whole
+    denied = RecentDecision(
+        "CONNECT", "https", "new.example:443", "-", "agents/gw", "forward", "-", "-", "destination_not_allowed"
+    )
+    asked = json.dumps([("agents/default", denied._asdict()), ("agents/gone", denied._asdict())]).encode()
+    change, none = await live.proposals(asked, 2)
+    assert change is not None
+    assert (change["file"], "new.example" in change["diff"], none) == (None, True, None)
+    assert (cluster.asked_whole, cluster.changed) == (asked_whole, ("agents/a",))

@@ -42,7 +42,7 @@ from egressproxy.telemetry.metrics import Metrics
 
 #: The most policies that are compiled with changes, and the time for them, in seconds.
 MAX_POLICIES: Final = 8
-MAX_S: Final = 20.0
+MAX_S: Final = 10.0
 #: A larger object is shown by its diff alone, and so are all where they are larger together; in characters of JSON.
 MAX_MANIFEST: Final = 16 * 1024
 MAX_MANIFESTS: Final = 1024 * 1024
