@@ -18,8 +18,9 @@ KEPT: Final = 20
 #: The most problems of one, and characters of each.
 MAX_PROBLEMS: Final = 50
 MAX_PROBLEM: Final = 500
-#: Specs that are larger together (compressed, in bytes) are not compared: it would take seconds, and hold up reloads.
-MAX_COMPARED: Final = 512 * 1024
+#: Specs that are larger together (compressed, in bytes) are not compared, since reloads wait for it: with so many, some
+#: 3,000 routes, a comparison takes a second.
+MAX_COMPARED: Final = 64 * 1024
 #: The most comparisons that wait, each with its specs.
 MAX_WAITING: Final = 4
 
