@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from egressproxy.admin.server import AdminServer
-from egressproxy.admin.ui import FOLDER
+from egressproxy.admin.ui import FILES, FOLDER, page_file
 from egressproxy.admin.write_access import WriteAccess
 from tests.admin.kit import admin_server
 from tests.admin.test_introspection import State
@@ -195,15 +198,48 @@ async def test_of_another_machine_the_page_asks_for_the_token(browser: Chromium,
     browser.errors.clear()
 
 
+async def test_a_slow_stream_that_breaks_off_within_an_event_is_shown_as_far_as_it_came(browser: Chromium):
+    """A stand-in for a gateway: ours does not cut its events."""
+    line = {"kind": "request", "method": "GET", "authority": "a.test", "path": "/ü", "status": 200, "reason": "-"}
+    event = f"event: exchange\ndata: {json.dumps(line, ensure_ascii=False)}\n\n".encode()
+
+    async def live(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        cut = event.index("ü".encode()) + 1  # within a character
+        for piece in (event[:cut], event[cut:-1], event[-1:] + b'event: lost\ndata: {"lost": 12}\n\n', event[:20]):
+            await stream.write(piece)
+            await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return stream
+
+    async def file(request: web.Request) -> web.Response:
+        return await page_file(request, is_open=True)
+
+    app = web.Application()
+    app.add_routes([web.get("/live", live), *(web.get(path, file) for path in FILES)])
+    async with TestServer(app) as server:
+        await browser.open(f"http://127.0.0.1:{server.port}/ui#/live")
+        await browser.shows("a.test/ü")
+        await browser.shows("12 requests are not shown")
+        await browser.shows("The stream has broken off: trying again")
+        await browser.open("about:blank")
+    browser.errors.clear()
+
+
 async def test_it_says_that_the_gateway_is_gone_and_goes_on_when_it_is_back(browser: Chromium):
     admin = admin_server(State())
     await admin.start()
     await browser.open(f"http://127.0.0.1:{admin.port}/ui#/holds")
     await browser.shows("1 request waits")
     await admin.stop()
+    seen = "document.dispatchEvent(new Event('visibilitychange'))"  # it asks at once, not after two seconds
+    await browser.run(seen)
     await browser.shows("The gateway does not answer")
     again = admin_server(State(), port=admin.port)
     await again.start()
+    await browser.run(seen)
     try:
         await browser.until("!document.querySelector('[role=alert]')")
     finally:

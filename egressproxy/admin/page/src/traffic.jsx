@@ -7,7 +7,9 @@ import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, ti
 
 const KEPT = 1000;
 const DRAW_MS = 250;
+const SHORT = 200;
 const FILTERS = [["namespace", "Namespace"], ["service_account", "Service account"], ["status", "Status"], ["reason", "Reason"], ["route", "Route"], ["backend", "Backend"]];
+const short = (text) => (text.length > SHORT ? `${text.slice(0, SHORT)}…` : text);
 const mood = (line) => (shown(line.would_deny) ? "warn" : line.status >= 500 || !line.status || shown(line.reason) ? "bad" : "good");
 const explainable = (line) => {
   const url = line.kind === "tunnel" ? line.authority : `http${/:443$/.test(line.authority) ? "s" : ""}://${line.authority}${shown(line.path)}`;
@@ -69,7 +71,7 @@ export function Live({ params }) {
           ["Time", (line) => time(line.time)],
           ["Status", (line) => <Word is={mood(line)}>{line.status}</Word>],
           ["Method", (line) => line.method],
-          ["Destination", (line) => line.authority + shown(line.path), "wide"],
+          ["Destination", (line) => short(line.authority + shown(line.path)), "wide"],
           ["Reason", (line) => shown(line.reason) || shown(line.would_deny)],
           ["Client", who, "wide"],
           ["ms", (line) => number(Math.round(line.duration_ms)), "number"],
