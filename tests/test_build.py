@@ -129,7 +129,10 @@ def test_the_admin_page_goes_into_the_wheel_without_its_sources_and_is_small():
     assert sources == left_out, "what is neither the bundle nor left out"
     if not (folder / "dist" / "page.js").exists():
         pytest.skip("the admin page is not made: `make page`")
-    assert {each.name for each in (folder / "dist").iterdir()} == {name for name, _ in ui.FILES.values()}
+    assert {each.name for each in (folder / "dist").iterdir()} == {
+        "licenses.txt",
+        *(name for name, _ in ui.FILES.values()),
+    }
     assert sum((folder / "dist" / name).stat().st_size for name in ("page.js", "page.css")) <= ui.MAX_BYTES
 
 

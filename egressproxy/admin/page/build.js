@@ -1,5 +1,5 @@
 // Makes dist/ from src/: `make page` calls it after `npm ci`.
-import { copyFileSync, readFileSync } from "node:fs";
+import { copyFileSync, readFileSync, writeFileSync } from "node:fs";
 import { build } from "esbuild";
 
 // Functions of uPlot for what the page does not draw (bars, curves, logarithms, its own dates): they are emptied, a sixth of all.
@@ -38,3 +38,7 @@ await build({
   plugins: [smallerPlot],
 });
 copyFileSync("src/index.html", "dist/index.html");
+
+// What is bundled asks for its licence to go with it.
+const bundled = ["preact", "uplot"].map((name) => `${name}\n\n${readFileSync(`node_modules/${name}/LICENSE`, "utf8")}`);
+writeFileSync("dist/licenses.txt", bundled.join("\n"));
