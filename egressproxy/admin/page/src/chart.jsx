@@ -2,7 +2,7 @@
 import { h } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { time } from "./parts.jsx";
+import { number, time } from "./parts.jsx";
 
 const HEIGHT = 150;
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -17,7 +17,7 @@ export function Chart({ title, times, series, unit = "" }) {
       const style = getComputedStyle(document.documentElement);
       const colour = (name) => style.getPropertyValue(`--${name}`).trim();
       const axis = { stroke: colour("faint"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
-      const shape = (value) => (value == null ? "–" : value.toLocaleString([], { maximumFractionDigits: 2 }) + unit);
+      const shape = (value) => (value == null ? "–" : number(value) + unit);
       plot.current = new uPlot({
         width: place.current.clientWidth,
         height: HEIGHT,

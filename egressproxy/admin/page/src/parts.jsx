@@ -5,11 +5,12 @@ import { useEffect, useState } from "preact/hooks";
 const PAGE = 100;
 const DOUBLE_CLICK_MS = 400;
 
+const CLOCK = { hourCycle: "h23" };
 // Times are seconds since 1970, or texts.
 const date = (at) => new Date(typeof at === "number" ? at * 1000 : at);
-export const time = (at) => (at ? date(at).toLocaleTimeString([], { hour12: false }) : "");
-export const moment = (at) => (at ? date(at).toLocaleString([], { hour12: false }) : "");
-export const number = (value) => (value == null ? "" : typeof value === "number" ? value.toLocaleString() : value);
+export const time = (at) => (at ? date(at).toLocaleTimeString([], CLOCK) : "");
+export const moment = (at) => (at ? date(at).toLocaleString([], CLOCK) : "");
+export const number = (value) => (typeof value === "number" ? value.toLocaleString([], { maximumFractionDigits: Math.abs(value) < 1 ? 6 : 2 }) : shown(value));
 export const shown = (value) => (value == null || value === "-" ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
 /** The client of a request. */
