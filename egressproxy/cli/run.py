@@ -144,7 +144,7 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " Gateway gets an address of its own. Every client that reaches the address can use the gateway."
 )
 @admin_option(
-    "Health, metrics and the configuration in service. Read-only except for POST /reload, /cache/purge, /holds and"
+    "Health, metrics, the admin page (/ui) and the configuration in service. Read-only except for POST /reload, /cache/purge, /holds and"
     " /kill-switch and, with --api-writes, objects. `off`: none.",
     may_be_off=True,
 )

@@ -113,6 +113,12 @@ async def test_a_request_is_seen_as_it_ends_and_explained(gateway: World, browse
     await browser.shows("paste.test is not allowed by policy agents/default")
 
 
+async def test_a_filter_that_is_none_is_told(browser: Chromium):
+    await view(browser, "live?status=none")
+    await browser.shows("status 'none' is neither a status such as 403 nor a class such as 4xx")
+    browser.errors.clear()
+
+
 async def test_a_text_from_outside_stays_a_text(browser: Chromium):
     await view(browser, "explain?method=GET&url=http://evil.test/%22%3E%3Cimg%20src=x%20onerror=window.evil=1%3E")
     await browser.until("document.querySelector('[role=alert], section')")

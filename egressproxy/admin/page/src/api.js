@@ -102,7 +102,7 @@ export function usePolled(path, seconds = 10) {
   return { ...state, again: () => ask.current() };
 }
 
-/** Follows the stream of events at `path` until `signal`, and begins again after failures. `told` gets its state. */
+/** Follows the stream of events at `path` until `signal`, again after failures but for wrong filters. `told` gets its state. */
 export async function follow(path, signal, got, told) {
   while (!signal.aborted) {
     const cut = new AbortController();
@@ -133,10 +133,12 @@ export async function follow(path, signal, got, told) {
       }
       told("The stream has ended: trying again …");
     } catch (error) {
+      if (error.status === 400) return told(error.message);
       if (!signal.aborted) told(`${error.status ? error.message : "The stream has broken off"}: trying again …`);
+    } finally {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", stop);
     }
-    clearTimeout(timer);
-    signal.removeEventListener("abort", stop);
     await new Promise((done) => setTimeout(done, RETRY_MS));
   }
 }

@@ -140,7 +140,7 @@ function Change({ object, file, diff, manifest, isWritable, done }) {
       <Diff text={diff} />
       {file ? <p>Edit the file: it is read again when it is saved.</p>
         : isWritable ? <p><Act name="Apply" action={() => apply(manifest).then(done)} done="It is in service." /></p>
-        : <p>The page applies changes only with --api-writes.</p>}
+        : <p>Apply it with kubectl, or here with --api-writes.</p>}
     </details>
   );
 }
