@@ -41,16 +41,16 @@ def came_by_proxy(request: web.BaseRequest) -> bool:
     return any(name in request.headers for name in _OF_PROXIES)
 
 
-def is_admin_page(request: web.BaseRequest) -> bool:
+def is_admin_page(request: web.BaseRequest, *, has_token: bool) -> bool:
     """Whether the page that sent this is of the address that it was sent to: the admin page, which is the only one.
 
     A page of another origin cannot send this header and content type without permission (CORS), which is never given.
-    Browsers leave Sec-Fetch-Site out where the page came by plain HTTP from another machine.
+    Browsers leave Sec-Fetch-Site out where the page came by plain HTTP from another machine: then the token decides.
     """
     headers, host = request.headers, request.headers.get("Host", "")
     return (
         headers.getall("Origin") in ([f"http://{host}"], [f"https://{host}"])
-        and headers.get("Sec-Fetch-Site", "" if is_local(request) else "same-origin") == "same-origin"
+        and headers.get("Sec-Fetch-Site", "same-origin" if has_token else "") == "same-origin"
         and MARK in headers
         and request.content_type == "application/json"
     )
@@ -84,7 +84,7 @@ class WriteAccess:
 
     async def check(self, request: web.BaseRequest) -> None:
         """Return where this client may write. Raises ApiError(401, 403) where it may not, or is a page of others."""
-        if "Origin" in request.headers and not is_admin_page(request):
+        if "Origin" in request.headers and not is_admin_page(request, has_token=self.needs_token):
             raise ApiError(403, "Forbidden", "a web page may not write, but for the admin page of this address")
         if self._token_file is not None:
             return await self.check_token(request, "writes need")

@@ -82,6 +82,7 @@ async def test_the_admin_page_writes_as_programs_of_this_machine_do():
         {"Sec_Fetch_Site": "cross-site"},
         {"Sec_Fetch_Site": "none"},
         {"Sec_Fetch_Site": None},
+        {"Host": "127.0.0.1:15900, evil.example"},
         {"X_Egressproxy": None},
         {"Content_Type": "text/plain"},
         {"Content_Type": "application/x-www-form-urlencoded"},
@@ -105,4 +106,5 @@ async def test_of_another_machine_the_page_writes_with_the_token_alone(tmp_path:
     assert await refused(WriteAccess(file), "10.0.0.9", **page) == 0
     assert await refused(WriteAccess(file), "10.0.0.9", **{**page, "Origin": "http://evil.example:15900"}) == 403
     assert await refused(WriteAccess(file), "10.0.0.9", **{**page, "Authorization": ""}) == 401
+    assert await refused(WriteAccess(file), "10.0.0.9", **page, Sec_Fetch_Site="same-site") == 403
     assert await refused(WriteAccess(None), "10.0.0.9", **page) == 403
