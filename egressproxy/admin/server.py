@@ -230,10 +230,10 @@ class AdminServer:
         is_read = request.method in ("GET", "HEAD")
         if is_read and (handler := self._handlers.get(("GET", path))) is not None:
             return await handler(request)
-        if is_read and self._is_full and (path == "/ui" or path.startswith("/ui/")):
-            from egressproxy.admin.ui import page_file  # most gateways are never asked
+        if self._is_full and (path == "/ui" or path.startswith("/ui/")) and (is_read or path == "/ui/oidc"):
+            from egressproxy.admin.ui import page  # most gateways are never asked
 
-            return await page_file(request, is_open=self._address.is_loopback or self._access.needs_token)
+            return await page(request, self._access, is_local=self._address.is_loopback)
         api = await self._made_api()
         if api is not None and (found := await api.answer(request)) is not None:
             return found

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
-from egressproxy.admin.status import ApiError
+from egressproxy.admin.status import ApiError, bad_request, json_response
+from egressproxy.admin.write_access import MARK, WriteAccess, is_admin_page
 
 FOLDER: Final = Path(__file__).with_name("page") / "dist"
+#: Where the page begins and ends a login by OpenID Connect, if there is one; and the most bytes that it sends there.
+LOGIN: Final = "/ui/oidc"
+MAX_LOGIN: Final = 8192
 #: Of script and style together, for tests: a page that grows is looked at.
 MAX_BYTES: Final = 80 * 1024
 #: File and content type by path.
@@ -29,6 +34,22 @@ HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+
+
+async def page(request: web.BaseRequest, access: WriteAccess, *, is_local: bool) -> web.Response:
+    """The answer at a path below /ui. `is_local`: the admin address is on loopback. Raises ApiError."""
+    if request.path != LOGIN or access.login is None:
+        return await page_file(request, is_open=is_local or access.needs_token)
+    if request.method != "POST":
+        return json_response(200, await access.login.settings())
+    if MARK not in request.headers or ("Origin" in request.headers and not is_admin_page(request, has_token=True)):
+        raise ApiError(403, "Forbidden", "a login is ended by the admin page of this address alone")
+    try:
+        asked = json.loads(await request.content.read(MAX_LOGIN))
+        texts = [str(asked[name]) for name in ("code", "verifier", "redirect_uri")]
+    except (ValueError, KeyError, TypeError):
+        raise bad_request("write {code, verifier, redirect_uri} as JSON") from None
+    return json_response(200, {"token": await access.login.exchange(*texts)})
 
 
 async def page_file(request: web.BaseRequest, *, is_open: bool) -> web.Response:

@@ -6,11 +6,14 @@ import asyncio
 import hmac
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
 from egressproxy.admin.status import ApiError
+
+if TYPE_CHECKING:
+    from egressproxy.admin.oidc import OidcLogin
 
 #: A header that a web page cannot send to another site without permission (CORS).
 MARK: Final = "X-Egressproxy"
@@ -74,19 +77,20 @@ def read_token(file: Path) -> bytes:
 class WriteAccess:
     """Clients that send the token may write; without a token file, programs of this machine that ask on loopback."""
 
-    def __init__(self, token_file: Path | None) -> None:
+    def __init__(self, token_file: Path | None, login: OidcLogin | None = None) -> None:
         self._token_file = token_file
+        self.login = login
 
     @property
     def needs_token(self) -> bool:
         """Whether clients show a token, so that they may be on other machines."""
-        return self._token_file is not None
+        return self._token_file is not None or self.login is not None
 
     async def check(self, request: web.BaseRequest) -> None:
         """Return where this client may write. Raises ApiError(401, 403) where it may not, or is a page of others."""
         if "Origin" in request.headers and not is_admin_page(request, has_token=self.needs_token):
             raise ApiError(403, "Forbidden", "a web page may not write, but for the admin page of this address")
-        if self._token_file is not None:
+        if self.needs_token:
             return await self.check_token(request, "writes need")
         if not is_local(request):
             raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
@@ -97,13 +101,17 @@ class WriteAccess:
 
     async def check_token(self, request: web.BaseRequest, what: str) -> None:
         """Return if the client shows the token. Raises ApiError(401, 403)."""
-        if self._token_file is None:
+        if not self.needs_token:
             raise ApiError(403, "Forbidden", f"{what} a token: start the gateway with --api-token-file FILE")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        token = given.strip().encode("utf-8", "surrogateescape")  # as it was sent, UTF-8 or not
+        if self.login is not None and scheme.lower() == "bearer" and token.count(b".") == 2:  # a JWT
+            return await self.login.check(token)
+        if self._token_file is None:
+            raise ApiError(401, "Unauthorized", f"{what} the token of a login: Authorization: Bearer …")
         try:
             expected = await asyncio.to_thread(read_token, self._token_file)
         except ValueError as error:
             raise ApiError(403, "Forbidden", str(error)) from None
-        token = given.strip().encode("utf-8", "surrogateescape")  # as it was sent, UTF-8 or not
         if scheme.lower() != "bearer" or not hmac.compare_digest(token, expected):
             raise ApiError(401, "Unauthorized", f"{what} the token: Authorization: Bearer …")

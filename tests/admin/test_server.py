@@ -58,9 +58,10 @@ async def ask(
     method: str = "GET",
     host: str = "localhost",
     extra: str = "",
+    body: str = "",
 ) -> Answer:
     reader, writer = await asyncio.open_connection(admin.host, admin.port)
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{extra}Connection: close\r\n\r\n".encode())
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{extra}Connection: close\r\n\r\n{body}".encode())
     raw = await asyncio.wait_for(reader.read(), WAIT_S)
     writer.close()
     return Answer(raw)

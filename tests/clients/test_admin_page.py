@@ -15,6 +15,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from egressproxy.admin.oidc import OidcLogin
 from egressproxy.admin.server import AdminServer
 from egressproxy.admin.ui import FILES, FOLDER, page_file
 from egressproxy.admin.write_access import WriteAccess
@@ -25,6 +26,7 @@ from tests.support import manifests as m
 from tests.support.chromium import Chromium
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
+from tests.support.oidc_issuer import CLIENT, OidcIssuer
 from tests.support.process import GatewayProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -201,6 +203,23 @@ async def test_of_another_machine_the_page_asks_for_the_token(browser: Chromium,
         assert await browser.run("sessionStorage.length") == 0
     finally:
         await admin.stop()
+    browser.errors.clear()
+
+
+async def test_a_person_signs_in_at_an_issuer(browser: Chromium):
+    async with OidcIssuer(email="alice@example.com", email_verified=True) as issuer:
+        access = WriteAccess(None, OidcLogin(issuer.url, CLIENT, ["alice@example.com"]))
+        admin = admin_server(State(), "0.0.0.0", access=access)
+        await admin.start()
+        try:
+            await browser.open(f"http://127.0.0.1:{admin.port}/ui#/denials")
+            await browser.press("Sign in at 127.0.0.1")
+            await browser.shows("Sign out")
+            assert await browser.run("location.search + location.hash") == "#/denials"
+            await browser.run("location.assign('?code=stolen&state=forged')")
+            await browser.shows("This tab has begun no such login.")
+        finally:
+            await admin.stop()
     browser.errors.clear()
 
 

@@ -95,7 +95,7 @@ class Chromium:
 
     async def shows(self, text: str) -> None:
         """Wait until the page shows this text."""
-        await self.until(f"document.body.innerText.includes({json.dumps(text)})")
+        await self.until(f"document.body?.innerText.includes({json.dumps(text)})")
 
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)

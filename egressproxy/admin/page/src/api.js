@@ -7,7 +7,7 @@ const TIMEOUT_MS = 20_000;
 const SILENCE_MS = 45_000;
 export const RETRY_MS = 2_000;
 
-let store;
+export let store;
 try {
   store = sessionStorage;
 } catch {} // a browser that keeps nothing

@@ -1,7 +1,8 @@
 // The admin page: a frame with the view that the fragment of the address names, such as #/denials.
 import { Fragment, h, render } from "preact";
 import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
-import { RETRY_MS, request, useGateway, keepToken } from "./api.js";
+import { RETRY_MS, read, request, useGateway, keepToken } from "./api.js";
+import { begin, end } from "./login.js";
 import { Backends, Certificates, Configuration, Explain, Holds, Limits, Routes } from "./state.jsx";
 import { Denials, Hour, Live } from "./traffic.jsx";
 
@@ -24,7 +25,7 @@ function here() {
   return { view, params: Object.fromEntries(new URLSearchParams(params)), at: location.hash };
 }
 
-function Page() {
+function Page({ refusal }) {
   const [place, go] = useState(here);
   const main = useRef();
   const { problem, asksToken, token } = useGateway();
@@ -55,7 +56,7 @@ function Page() {
         </nav>
         {token && <button onClick={() => keepToken("")}>Sign out</button>}
       </header>
-      {problem && <p class="banner" role="alert">{problem} Trying again …</p>}
+      {(problem || refusal) && <p class="banner" role="alert">{problem ? `${problem} Trying again …` : refusal}</p>}
       {asksToken && <SignIn isRefused={token} />}
       <main ref={main} tabindex="-1">
         <h1>{title}</h1>
@@ -71,17 +72,24 @@ function Guarded({ View, params }) {
 }
 
 function SignIn({ isRefused }) {
+  const [login, offer] = useState();
+  const [problem, tell] = useState(isRefused && "The token is refused.");
+  useEffect(() => {
+    read("ui/oidc").then(offer, () => {});
+  }, []);
   const submit = (event) => {
     event.preventDefault();
     keepToken(new FormData(event.target).get("token").trim());
   };
   return (
     <form class="banner tools" onSubmit={submit}>
+      {login && <button type="button" onClick={() => begin(login).catch((error) => tell(error.message))}>Sign in at {new URL(login.authorize).host}</button>}
       <label>Token (of --api-token-file) <input type="password" name="token" required autocomplete="off" /></label>
       <button>Sign in</button>
-      <span role="status">{isRefused ? "The token is refused." : "It is kept in this tab until the tab is closed."}</span>
+      <span role="status">{problem || "It is kept in this tab only."}</span>
     </form>
   );
 }
 
-render(<Page />, document.getElementById("page"));
+const refusal = await end().catch((error) => error.message);
+render(<Page refusal={refusal} />, document.getElementById("page"));

@@ -198,7 +198,7 @@ export function Configuration() {
   );
 }
 
-const EXPLAINED = [["method", "Method"], ["url", "URL, or host:port of CONNECT"], ["as", "As namespace/service account"], ["gateway", "Gateway"], ["listener", "Listener"]];
+const EXPLAINED = [["method", "Method"], ["url", "URL, or host:port"], ["as", "As namespace/service account"], ["gateway", "Gateway"], ["listener", "Listener"]];
 
 export function Explain({ params }) {
   const [found, set] = useState({});

@@ -66,7 +66,7 @@ export function Live({ params }) {
       </form>
       <p role="status"><Word is={state === "live" ? "good" : "warn"}>{state}</Word>{lost > 0 && `; ${number(lost)} requests are not shown: there were more than a page takes`}</p>
       <Table
-        label="Requests" rows={rows} id={(line) => line.key} empty="No request has come since this view was opened."
+        label="Requests" rows={rows} id={(line) => line.key} empty="No request has ended yet."
         columns={[
           ["Time", (line) => time(line.time)],
           ["Status", (line) => <Word is={mood(line)}>{line.status}</Word>],
