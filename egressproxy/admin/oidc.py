@@ -105,7 +105,7 @@ class OidcLogin:
     async def _fetch(self) -> None:
         document = json.loads(await _call(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"))
         if document["issuer"] != self._issuer:
-            raise ValueError(f"it says that it is {str(document['issuer'])[:200]!r}")
+            raise ValueError(f"its document names another issuer, {str(document['issuer'])[:200]!r}")
         endpoints = {name: str(document[name]) for name in _ENDPOINTS}
         for name, url in endpoints.items():
             if not is_safe(url):

@@ -14,9 +14,10 @@ from egressproxy.admin.status import ApiError, bad_request, json_response
 from egressproxy.admin.write_access import MARK, WriteAccess, is_admin_page
 
 FOLDER: Final = Path(__file__).with_name("page") / "dist"
-#: Where the page begins and ends a login by OpenID Connect, if there is one; and the most bytes that it sends there.
+#: Where the page begins and ends a login by OpenID Connect; the most bytes that it sends there, and in how many seconds.
 LOGIN: Final = "/ui/oidc"
 MAX_LOGIN: Final = 8192
+LOGIN_S: Final = 5.0
 #: Of script and style together, for tests: a page that grows is looked at.
 MAX_BYTES: Final = 80 * 1024
 #: File and content type by path.
@@ -45,11 +46,22 @@ async def page(request: web.BaseRequest, access: WriteAccess, *, is_local: bool)
     if MARK not in request.headers or ("Origin" in request.headers and not is_admin_page(request, has_token=True)):
         raise ApiError(403, "Forbidden", "a login is ended by the admin page of this address alone")
     try:
-        asked = json.loads(await request.content.read(MAX_LOGIN))
+        asked = json.loads(await _body(request))
         texts = [str(asked[name]) for name in ("code", "verifier", "redirect_uri")]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, TimeoutError):
         raise bad_request("write {code, verifier, redirect_uri} as JSON") from None
     return json_response(200, {"token": await access.login.exchange(*texts)})
+
+
+async def _body(request: web.BaseRequest) -> bytes:
+    """Raises ValueError for a large body, TimeoutError for a slow one."""
+    body = b""
+    async with asyncio.timeout(LOGIN_S):
+        async for piece in request.content.iter_any():
+            body += piece
+            if len(body) > MAX_LOGIN:
+                raise ValueError("a large body")
+    return body
 
 
 async def page_file(request: web.BaseRequest, *, is_open: bool) -> web.Response:

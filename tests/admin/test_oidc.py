@@ -124,6 +124,7 @@ async def test_the_page_exchanges_a_code_and_reads_with_its_token(issuer: OidcIs
     assert (await exchanged(verifier="guessed")).status == 401
     assert (await exchanged(extra="Origin: http://evil.example\r\n")).status == 403
     assert (await exchanged(mark="")).status == 403
+    assert (await exchanged(verifier="x" * 9000)).status == 400
     issuer.claims["email"] = "mallory@example.com"
     assert (await exchanged()).status == 403
     await admin.stop()
