@@ -14,7 +14,7 @@ from egressproxy.admin.status import ApiError, bad_request, json_response
 from egressproxy.admin.write_access import MARK, WriteAccess, is_admin_page
 
 FOLDER: Final = Path(__file__).with_name("page") / "dist"
-#: Where the page begins and ends a login by OpenID Connect; the most bytes that it sends there, and in how many seconds.
+#: Where the page begins and ends a login by OpenID Connect; the most bytes that it sends there, and its seconds for it.
 LOGIN: Final = "/ui/oidc"
 MAX_LOGIN: Final = 8192
 LOGIN_S: Final = 5.0
