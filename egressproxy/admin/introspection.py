@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from aiohttp import web
 
 from egressproxy.admin.status import ApiError, bad_request
-from egressproxy.admin.write_access import WriteAccess, came_by_proxy, is_local
+from egressproxy.admin.write_access import MARK, WriteAccess, came_by_proxy, is_local
 from egressproxy.errors import NotAnswered
 from egressproxy.gateway.identity.killed_identities import KillChange, NotKilled
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 VIEWS: Final = ("/denials", "/history", "/configurations", "/summary", "/limits", "/certificates", "/backends")
 #: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
-#: A header that a web page cannot send to another site without permission (CORS).
-MARK: Final = "X-Egressproxy"
 JSON: Final = "application/json"
 #: The members of a held request that only approvers see.
 CONTENT: Final = ("query", "calls", "body", "isCut")
@@ -99,7 +97,13 @@ class Questions:
             body = await asyncio.to_thread(_latest, await self._state.ask_some("decisions"))
         return _json(body)
 
+    async def _check_reader(self, request: web.BaseRequest) -> None:
+        """Raises ApiError (401, 403) for a client of the network without the token: traffic is not for everybody."""
+        if not self._address.is_loopback:
+            await self._access.check_token(request, "on this address, this needs")
+
     async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
+        await self._check_reader(request)
         if self._views is None:
             from egressproxy.admin.views import Views
 
@@ -110,6 +114,7 @@ class Questions:
     async def _live(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             raise ApiError(403, "Forbidden", "a page of another site may not ask")  # nor open it as a page
+        await self._check_reader(request)
         if self._has_ended_streams:
             raise ApiError(503, "ServiceUnavailable", "draining", retry_after_s=5)
         if self._feed is None:
