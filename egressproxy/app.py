@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from egressproxy.admin.history import History
+    from egressproxy.admin.oidc import OidcLogin
     from egressproxy.admin.server import AdminApi, AdminServer
     from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.kubernetes.cluster import Cluster
@@ -162,6 +163,7 @@ class App:
         self._events = Events(self.metrics, self._objects_changed, wait_s, logs_exchanges=logs_exchanges)
         self._data_plane = _data_plane(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
+        self._login: OidcLogin | None = None
         self._history: History | None = None  # where there is an admin address
         self._own: dict[str, tuple[str, int]] = {}  # listening addresses by option
         self._cluster: Cluster | None = None
@@ -475,6 +477,11 @@ class App:
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
+        if self.options.ui_oidc_issuer:
+            from egressproxy.admin.oidc import OidcLogin
+
+            options = self.options
+            self._login = OidcLogin(options.ui_oidc_issuer, options.ui_oidc_client_id, options.ui_oidc_allow)
         if self.options.admin is not None:
             from egressproxy.admin.history import History
 
@@ -483,7 +490,7 @@ class App:
         for what, place, surface in asked:
             if place is not None:
                 api = self._kubernetes_api if HAS_KUBEAPI else None
-                access = WriteAccess(self.options.api_token_file)
+                access = WriteAccess(self.options.api_token_file, self._login)
                 server = AdminServer(self, place[0], place[1], surface, api, access, self._sockets.bind)
                 try:
                     server.bind()
@@ -536,7 +543,7 @@ class App:
 
         published = self._live.published
         sources = (published, PublishedEvents(self._events, published))
-        access = WriteAccess(self.options.api_token_file) if self.options.api_writes else None
+        access = WriteAccess(self.options.api_token_file, self._login) if self.options.api_writes else None
         return KubernetesApi(ApiService(self._live, sources, self._loader, self._writer), server, access)
 
     async def _watch(self, changed: AsyncIterator[None]) -> None:

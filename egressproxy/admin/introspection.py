@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from aiohttp import web
 
 from egressproxy.admin.status import ApiError, bad_request
-from egressproxy.admin.write_access import WriteAccess, came_by_proxy, is_local
+from egressproxy.admin.write_access import MARK, WriteAccess, came_by_proxy, is_local
 from egressproxy.errors import NotAnswered
 from egressproxy.gateway.identity.killed_identities import KillChange, NotKilled
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
@@ -27,12 +27,8 @@ if TYPE_CHECKING:
 
 #: What `views` answers.
 VIEWS: Final = ("/denials", "/history", "/configurations", "/summary", "/limits", "/certificates", "/backends")
-#: What shows who goes where as it happens: a page whose name was rebound to an address of a network could read it.
-OF_TRAFFIC: Final = frozenset({"/live", "/denials", "/limits"})
 #: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
-#: A header that a web page cannot send to another site without permission (CORS).
-MARK: Final = "X-Egressproxy"
 JSON: Final = "application/json"
 #: The members of a held request that only approvers see.
 CONTENT: Final = ("query", "calls", "body", "isCut")
@@ -99,9 +95,9 @@ class Questions:
         return _json(body)
 
     async def _check_reader(self, request: web.BaseRequest) -> None:
-        """Raises ApiError where traffic is shown on the network to somebody without the token that there is."""
-        if request.path in OF_TRAFFIC and self._access.needs_token and not self._address.is_loopback:
-            await self._access.check(request)
+        """Raises ApiError (401, 403) for a client of the network without the token: traffic is not for everybody."""
+        if not self._address.is_loopback:
+            await self._access.check_token(request, "on this address, this needs")
 
     async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
         await self._check_reader(request)

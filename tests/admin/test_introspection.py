@@ -171,19 +171,6 @@ async def test_an_address_of_the_network_reloads_nothing(state: State):
     assert state.acknowledged == []
 
 
-@pytest.mark.parametrize("path", ["/live", "/denials", "/limits"])
-async def test_on_a_network_what_shows_traffic_needs_the_token_that_there_is(state: State, tmp_path: Path, path: str):
-    """A page whose name was rebound to the address would read it, since any Host is taken there."""
-    file = tmp_path / "token"
-    file.write_text("t" * 16)
-    network = AdminServer(state, "0.0.0.0", 0, access=WriteAccess(file))
-    await network.start()
-    network.host = "127.0.0.1"
-    assert (await ask(network, f"{path}?a=b", host="rebound.example")).status == 401
-    assert (await ask(network, f"{path}?a=b", extra=f"Authorization: Bearer {'t' * 16}\r\n")).status == 400
-    await network.stop()
-
-
 async def test_an_address_for_scrapers_answers_none_of_it(state: State):
     made = admin_server(state, "127.0.0.1", 0, Surface.METRICS)
     await made.start()
@@ -301,3 +288,25 @@ async def test_who_may_not_write_changes_nothing(admin: AdminServer, state: Stat
 @pytest.mark.parametrize("path", ["/holds", "/model", "/decisions"])
 async def test_json_ends_with_its_line(path: str, admin: AdminServer):
     assert (await ask(admin, path)).body.endswith(b"}\n")
+
+
+async def test_on_the_network_traffic_is_shown_for_the_token_alone(state: State, tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef")
+    for access, fields, status in (
+        (WriteAccess(None), "", 403),
+        (WriteAccess(file), "", 401),
+        (WriteAccess(file), "Authorization: Bearer 0123456789abcdeF\r\n", 401),
+    ):
+        made = admin_server(state, "0.0.0.0", access=access)
+        await made.start()
+        made.host = "127.0.0.1"
+        for path in (*VIEWS, "/live"):
+            assert (await ask(made, path, host="gateway", extra=fields)).status == status, path
+        await made.stop()
+    made = admin_server(state, "0.0.0.0", access=WriteAccess(file))
+    await made.start()
+    made.host = "127.0.0.1"
+    answer = await ask(made, "/live?x=1", extra="Authorization: Bearer 0123456789abcdef\r\n")
+    assert (answer.status, "unknown parameter" in answer.json()["message"]) == (400, True)
+    await made.stop()
