@@ -241,16 +241,16 @@ class ConfigManager:
             options.experimental, options.cluster is not None and options.cluster.publish_service != "",
         )  # fmt: skip
 
-    async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
-        """Changes of policies that would allow what they denied: `asked` as in `proposals.answer`, for so many."""
+    async def proposals(self, asked: bytes) -> Sequence[dict[str, Any] | None]:
+        """Changes of policies that would allow what they denied, for `asked` as in `proposals.answer`."""
         if not self._options.is_configured:
-            return [None] * count
+            return []
         try:
             packed = self._cluster.latest if self._cluster is not None else None
             return await self._loader.proposals(self._request(packed, self._unbound), asked)
         except FAILURES as error:
             log.warning("no change can be proposed for what was denied: %s", error)
-            return [None] * count
+            return []
 
     async def put_in_service(self, fresh: CompiledConfig, acknowledged: Collection[str] = (), by: str = "API") -> None:
         """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused, BindError or OSError, and has

@@ -282,8 +282,10 @@ class AdminState(Protocol):
     async def reload(self, acknowledged: str) -> str:
         """Load anew; gives why it is not in service, or "". `acknowledged`: the mark of one that may allow more."""
 
-    async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
-        """For each denial that is asked about, the change that would allow it (`processes.loader.proposals`)."""
+    async def proposals(self, asked: bytes) -> Sequence[dict[str, Any] | None]:
+        """For each denial that is asked about, the change that would allow it (`processes.loader.proposals`); empty
+        where the configuration cannot be read.
+        """
 
     async def summary(self) -> dict[str, Any]: ...  # of the process and its configuration
     async def history(self) -> list[dict[str, Any]]: ...  # the minutes of the last hour (`admin.history`)

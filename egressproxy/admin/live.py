@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from egressproxy.admin.status import HEADERS, ApiError
-from egressproxy.errors import NotAnswered
 from egressproxy.model.admin_requests import read_number, read_parameters
 
 if TYPE_CHECKING:
@@ -142,7 +141,8 @@ class LiveFeed:
             if request.method != "HEAD":
                 if self._asking is None or self._asking.done():
                     self._asking = asyncio.create_task(self._ask_regularly())
-                    await self._lines()  # from here on workers keep lines; those for readers before are forgotten
+                    # From here on workers keep lines; those for readers before are forgotten.
+                    await self._state.ask_some("live_lines")
                 await response.write(b": live\n\n")
                 await self._pump(reader, response)
             await response.write_eof()
@@ -168,16 +168,10 @@ class LiveFeed:
             async with asyncio.timeout(UNREAD_S):
                 await response.write(reader.take() or b": \n\n")
 
-    async def _lines(self) -> Sequence[bytes]:
-        try:
-            return await self._state.ask_some("live_lines")
-        except NotAnswered:
-            return ()
-
     async def _ask_regularly(self) -> None:
         while self._readers:
             await asyncio.sleep(ASK_S)
-            answers, now = await self._lines(), monotonic()
+            answers, now = await self._state.ask_some("live_lines"), monotonic()
             readers = list(self._readers)
             wants = [(reader.wanted, reader.room(now)) for reader in readers]
             for reader, (lines, lost) in zip(readers, await asyncio.to_thread(sift, answers, wants), strict=True):

@@ -111,8 +111,8 @@ class Views:
     async def _make(self, asked: list[str]) -> None:
         began = monotonic()
         try:
-            changes = await self._state.proposals(f"[{','.join(asked)}]".encode(), len(asked))
-            self._proposed |= zip(asked, changes, strict=True)
+            changes = await self._state.proposals(f"[{','.join(asked)}]".encode())
+            self._proposed |= zip(asked, changes, strict=False)  # none where they cannot be made
         finally:
             self._next_at = monotonic() + PAUSE_FACTOR * (monotonic() - began)
             self._proposing = None
