@@ -7,19 +7,19 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
 
+from egressproxy.admin.admin_state import AdminState
 from egressproxy.admin.status import ApiError, bad_request
 from egressproxy.admin.write_access import MARK, WriteAccess, came_by_proxy, is_local
 from egressproxy.errors import NotAnswered
 from egressproxy.gateway.identity.killed_identities import KillChange, NotKilled
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
-from egressproxy.model.certificate import Validity
 
 if TYPE_CHECKING:
     from egressproxy.admin.live import LiveFeed
@@ -265,39 +265,3 @@ def _summed(workers: Iterable[bytes]) -> str:
                 known[name] += each[name]
     totals = {name: sum(each[name] for each in caches.values()) for name in _SUMMED}
     return json.dumps({**totals, "caches": [caches[key] for key in sorted(caches)]})
-
-
-class AdminState(Protocol):
-    """The application's interface, called on the event loop for every request."""
-
-    async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
-
-    async def ask_one(self, name: str, *arguments: object) -> bytes:
-        """The answer of one worker (`processes.workers.worker.QUESTIONS`), as JSON. Raises errors.NotAnswered."""
-
-    async def ask_all(self, name: str, *arguments: object) -> Sequence[bytes]:
-        """The answers of all workers, as JSON. Raises errors.NotAnswered where one of them has not answered."""
-
-    async def reload(self, acknowledged: str) -> str:
-        """Load anew; gives why it is not in service, or "". `acknowledged`: the mark of one that may allow more."""
-
-    async def proposals(self, asked: bytes) -> Sequence[dict[str, Any] | None]:
-        """For each denial that is asked about, the change that would allow it (`processes.loader.proposals`); empty
-        where the configuration cannot be read.
-        """
-
-    async def summary(self) -> dict[str, Any]: ...  # of the process and its configuration
-    async def history(self) -> list[dict[str, Any]]: ...  # the minutes of the last hour (`admin.history`)
-    def configurations(self) -> list[dict[str, Any]]: ...  # the latest, as of `processes.configuration_log`
-    def validities(self) -> Sequence[Validity]: ...  # of the certificates in service
-    def generation(self) -> int: ...  # the number of the configuration in service
-    async def model(self) -> bytes: ...  # what is served, as JSON: `operators.explain.outline`
-    async def ask_some(self, name: str, *arguments: object) -> Sequence[bytes]:
-        """The answers of those workers that answer."""
-
-    async def kill_switch(self, change: KillChange | None) -> bytes:
-        """Who is out of service then, as JSON. Raises ValueError, NotKilled, NotAnswered, OSError if it is not kept."""
-
-    def why_not_ready(self) -> str:
-        """ "" while every listener is bound and traffic is welcome; else a sentence for people."""

@@ -14,15 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
 
+from egressproxy.admin.admin_state import AdminState
 from egressproxy.admin.status import HEADERS, ApiError
 from egressproxy.model.admin_requests import read_number, read_parameters
-
-if TYPE_CHECKING:
-    from egressproxy.admin.introspection import AdminState
 
 MAX_READERS: Final = 8
 #: Events in a second for one reader.
@@ -199,7 +197,7 @@ def sift(answers: Sequence[bytes], wants: Sequence[tuple[LiveFilter, int]]) -> l
         lost = [each + int(unknown) for each in lost]
         for line in filter(None, lines):
             if not left or all(len(mine) >= room for mine, (_, room) in zip(found, wants, strict=True)):
-                lost = [each + 1 for each in lost]  # nobody looks whether they would match
+                lost = [each + 1 for each in lost]  # without a look at them
                 continue
             left -= 1
             try:

@@ -17,8 +17,9 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from egressproxy import __version__
+from egressproxy.admin.admin_state import AdminState
 from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, AdminConnections
-from egressproxy.admin.introspection import AdminState, Questions
+from egressproxy.admin.introspection import Questions
 from egressproxy.admin.status import HEADERS, ApiError, json_response, read_only, refusal
 from egressproxy.admin.write_access import WriteAccess, names_loopback
 from egressproxy.net.listening import bind

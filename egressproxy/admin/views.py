@@ -9,13 +9,11 @@ import json
 from collections.abc import Callable, Mapping
 from itertools import chain
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from egressproxy.admin.admin_state import AdminState
 from egressproxy.model.admin_requests import read_number, read_parameters
 from egressproxy.operators.explain import merging
-
-if TYPE_CHECKING:
-    from egressproxy.admin.introspection import AdminState
 
 #: Minutes of /denials.
 MINUTES: Final = 60
@@ -112,7 +110,7 @@ class Views:
         began = monotonic()
         try:
             changes = await self._state.proposals(f"[{','.join(asked)}]".encode())
-            self._proposed |= zip(asked, changes, strict=False)  # none where they cannot be made
+            self._proposed |= zip(asked, changes, strict=False)
         finally:
             self._next_at = monotonic() + PAUSE_FACTOR * (monotonic() - began)
             self._proposing = None
