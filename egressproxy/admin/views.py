@@ -107,10 +107,11 @@ class Views:
             await asyncio.wait([self._proposing])  # which goes on if who asked leaves
 
     async def _make(self, asked: list[str]) -> None:
-        began = monotonic()
+        began, generation = monotonic(), self._state.generation()
         try:
             changes = await self._state.proposals(f"[{','.join(asked)}]".encode())
-            self._proposed |= zip(asked, changes, strict=False)
+            if self._state.generation() == generation:  # else a change may take back what has come between
+                self._proposed |= zip(asked, changes, strict=False)
         finally:
             self._next_at = monotonic() + PAUSE_FACTOR * (monotonic() - began)
             self._proposing = None

@@ -109,6 +109,19 @@ async def test_a_change_is_asked_for_once_and_again_for_another_configuration(
     assert len(state.proposed_for) == 4
 
 
+async def test_a_change_of_a_policy_that_is_another_meanwhile_is_not_shown(admin: AdminServer, state: State):
+    """Who puts its manifest in place would take back what has come between."""
+    state.workers = [{"since": 1.0, "denials": [group()]}]
+    state.go.clear()
+    asked = asyncio.create_task(ask(admin, "/denials"))
+    while not state.proposed_for:  # noqa: ASYNC110 (nothing tells)
+        await asyncio.sleep(0.01)
+    state.number += 1
+    state.go.set()
+    told = (await asked).json()
+    assert (told["configuration"], told["denials"][0]["change"]) == (4, None)
+
+
 async def test_what_takes_long_is_not_asked_for_all_the_time(
     admin: AdminServer, state: State, monkeypatch: pytest.MonkeyPatch
 ):
