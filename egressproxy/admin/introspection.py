@@ -75,9 +75,9 @@ class Questions:
             raise bad_request(str(error)) from None
         return web.Response(body=body, content_type=JSON)
 
-    async def _decisions(self, _request: web.BaseRequest) -> web.StreamResponse:
+    async def _decisions(self, request: web.BaseRequest) -> web.StreamResponse:
         async with self._slots:
-            body = await asyncio.to_thread(_latest, await self._state.decisions())
+            body = await asyncio.to_thread(_latest, await self._state.decisions(), request.query.get("all") == "1")
         return web.Response(text=body, content_type=JSON)
 
     async def _reload(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -191,11 +191,12 @@ def _not_all(error: NotAnswered) -> ApiError:
     return ApiError(503, "ServiceUnavailable", f"not all workers have answered: {error}")
 
 
-def _latest(decisions: Iterable[bytes]) -> str:
-    """The decisions of all workers, the latest first, as many as one worker keeps."""
+def _latest(decisions: Iterable[bytes], has_all: bool) -> str:
+    """The decisions of all workers, the latest first; all of them, or as many as one worker keeps."""
     every: list[list[dict[str, Any]]] = [json.loads(each) for each in decisions]
     merged = heapq.merge(*every, key=lambda decision: decision["time"], reverse=True)
-    return json.dumps({"decisions": list(islice(merged, max(map(len, every), default=0)))})
+    most = None if has_all else max(map(len, every), default=0)
+    return json.dumps({"decisions": list(islice(merged, most))})
 
 
 def _summed(workers: Iterable[bytes]) -> str:
