@@ -134,7 +134,8 @@ def _measure(name: str, seed: int, folder: Path) -> bool:
     learnt = [kind for kind, is_learnt in found.planted.items() if is_learnt]
     click.echo(
         f"{name}, seed {seed}: {len(first.lines)} decisions of {len(company.accounts)} accounts in {took:.2f} s"
-        f" ({cpu:.2f} s of CPU) and {megabytes:.0f} MB; {found.entries} entries, {found.ratio:.2f} x the careful list of {found.careful}; next day"
+        f" ({cpu:.2f} s of CPU) and {megabytes:.0f} MB; {found.entries} entries,"
+        f" {found.ratio:.2f} x the careful list of {found.careful}; next day"
         f" {sum(found.denied.values())} of {found.ordinary} ordinary requests denied"
         f" (and {found.weekly_denied} of weekly jobs that were not seen); {found.not_learnt} of"
         f" {len(found.planted)} exfiltrations not learnt"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -23,13 +22,16 @@ _COMMON: Final = (
     "pypi.org", "files.pythonhosted.org", "registry.npmjs.org", "api.openai.com", "api.anthropic.com", "github.com",
     "api.github.com", "codeload.github.com", "objects.githubusercontent.com", "gitlab.com", "huggingface.co",
     "generativelanguage.googleapis.com", "proxy.golang.org", "sum.golang.org", "index.crates.io", "static.crates.io",
-    "deb.debian.org", "repo.maven.apache.org", "auth.docker.io", "registry-1.docker.io", "production.cloudflare.docker.com",
+    "deb.debian.org", "repo.maven.apache.org", "auth.docker.io", "registry-1.docker.io",
+    "production.cloudflare.docker.com",
     "api.mistral.ai", "openrouter.ai", "sentry.io", "hooks.slack.com",
 )  # fmt: skip
 _WORDS: Final = (
-    "river stone cloud metric ledger parcel signal harbor atlas comet maple engine garden mirror summit lantern copper"
-    " beacon orchard pixel quartz ribbon saddle timber velvet willow anchor bridge cinder delta ember falcon glacier"
-).split()
+    "river", "stone", "cloud", "metric", "ledger", "parcel", "signal", "harbor", "atlas", "comet", "maple",
+    "engine", "garden", "mirror", "summit", "lantern", "copper", "beacon", "orchard", "pixel", "quartz",
+    "ribbon", "saddle", "timber", "velvet", "willow", "anchor", "bridge", "cinder", "delta", "ember", "falcon",
+    "glacier",
+)  # fmt: skip
 _ENDINGS: Final = ("com", "io", "net", "dev", "ai", "co.uk", "de", "org")
 _PARTS: Final = ("api", "app", "events", "ingest", "data", "eu", "us", "v2", "files", "auth", "search", "feed")
 
@@ -131,7 +133,7 @@ class Company:
                 self.habits.append(Habit(accounts[0], "deb.debian.org", 80, 1.5))
 
     def careful_list(self, day: int) -> set[tuple[str, str, str]]:
-        """Entries of a careful person: (namespace, account, host), the account "" where all of the namespace have it."""
+        """Entries of a careful person: (namespace, account, host), the account "" where all accounts do."""
         known: dict[tuple[str, str], set[str]] = {}
         for habit in self.habits:
             if habit.kind != "weekly" or self._runs(habit, day):
@@ -266,15 +268,20 @@ class _Recorder:
         self.day.planted.setdefault(kind, set()).add((account, host, port))
         self.add(account, host, port, at, **more)
 
+    def someone(self) -> Account:
+        return self.draw.choice(self.company.accounts)
+
+    def word(self) -> str:
+        return f"{self.draw.choice(_WORDS)}{self.draw.choice(_WORDS)}"
+
     def letters(self, least: int, most: int, alphabet: str = "abcdefghijklmnopqrstuvwxyz") -> str:
         """Random letters."""
         return "".join(self.draw.choice(alphabet) for _ in range(self.draw.randint(least, most)))
 
     def _plant(self) -> None:
         draw, plant, letters = self.draw, self.plant, self.letters
-        someone = lambda: draw.choice(self.company.accounts)  # noqa: E731
+        someone, word = self.someone, self.word
         base32, hexadecimal = "abcdefghijklmnopqrstuvwxyz234567", "0123456789abcdef"
-        word = lambda: f"{draw.choice(_WORDS)}{draw.choice(_WORDS)}"  # noqa: E731
         noon = self.begin + 12 * 3600
         who = someone()
         for _ in range(45):
@@ -309,14 +316,16 @@ class _Recorder:
         who = someone()
         for _ in range(12):
             plant("the metadata address", who, "169.254.169.254", 80, self.moment(), upstream="169.254.169.254:80")
-            plant("a name of metadata", who, "metadata.google.internal", 80, self.moment(), upstream="169.254.169.254:80")
+            plant(
+                "a name of metadata", who, "metadata.google.internal", 80, self.moment(), upstream="169.254.169.254:80"
+            )
         for kind, port in (("a beacon to port 4444", 4444), ("a chat port", 6667)):
             who, host = someone(), f"c.{word()}.com"
             for _ in range(20):
                 plant(kind, who, host, port, self.moment())
         who, host = someone(), f"collect.{word()}.io"
         for again in range(20):
-            more = {"canary": "honey-1", "method": "POST", "path": "/in"} if again == 7 else {}
+            more: dict[str, Any] = {"canary": "honey-1", "method": "POST", "path": "/in"} if again == 7 else {}
             plant("a canary key", who, host, 443, self.moment(), **more)
         who, host = someone(), f"status.{word()}.org"
         plant("one name twice", who, host, 443, self.begin + 8 * 3600)
@@ -324,7 +333,13 @@ class _Recorder:
         who, domain = someone(), f"{word()}.de"
         for at in range(9):
             for hour in (8, 15):
-                plant("a drip of names, each twice", who, f"{_WORDS[at]}.{domain}", 443, self.begin + (hour + at / 4) * 3600)
+                plant(
+                    "a drip of names, each twice",
+                    who,
+                    f"{_WORDS[at]}.{domain}",
+                    443,
+                    self.begin + (hour + at / 4) * 3600,
+                )
         frequent = Counter(each.host for each in self.company.habits if each.host.count(".") == 2)
         target = frequent.most_common(1)[0][0]
         label, _, rest = target.partition(".")
@@ -339,10 +354,5 @@ class _Recorder:
             plant("an upload", who, host, 443, noon + again * 500, bytes_in=30_000_000, bytes_out=900)
         who, host = someone(), f"sync.{word()}.io"
         for again in range(40 if self.shape.decisions > 5_000 else 12):
-            more = {"bytes_in": 400_000 if self.shape.decisions > 5_000 else 900_000, "bytes_out": 900}
-            plant("an upload in pieces", who, host, 443, noon - 14_400 + again * 270, **more)
-
-
-def recorded(lines: list[str]) -> Iterator[dict[str, Any]]:
-    """The lines as values."""
-    return map(json.loads, lines)
+            sizes: dict[str, Any] = {"bytes_in": 400_000 if self.shape.decisions > 5_000 else 900_000, "bytes_out": 900}
+            plant("an upload in pieces", who, host, 443, noon - 14_400 + again * 270, **sizes)

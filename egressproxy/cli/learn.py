@@ -12,8 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import click
 
@@ -65,12 +66,14 @@ def _burst(value: str | tuple[int, float]) -> tuple[int, float]:
     f"Learn from the recent decisions of this process, of all its workers. Default without FILE: {ADMIN_DEFAULT}.",
     default=None,
 )
-@click.option("--follow", is_flag=True, help="Go on collecting from the process until Ctrl-C, or for the time of --for.")
+@click.option(
+    "--follow", is_flag=True, help="Go on collecting from the process until Ctrl-C, or for the time of --for."
+)
 @click.option("--for", "for_s", type=_span, metavar="TIME", help="With --follow: how long, such as 1h.")
 @click.option(
     "--by", type=click.Choice(("auto", "namespace", "service-account", "identity")), default="auto", show_default=True,
-    help="For whom each policy is. auto: entries that all accounts of a namespace need are for the namespace, others for"
-    " the account. identity: as service-account, and nothing for clients that no policy can name.",
+    help="For whom each policy is. auto: entries that all accounts of a namespace need are for the namespace, others"
+    " for the account. identity: as service-account, and nothing for clients that no policy can name.",
 )  # fmt: skip
 @click.option(
     "--at-least", type=click.IntRange(1, 10_000), default=3, show_default=True, metavar="N",
@@ -137,8 +140,8 @@ def command(
       kubectl logs deploy/egress | egressproxy learn -
       egressproxy learn /var/log/egress.jsonl* --against policies/ --unused-after 14d | patch -p0
 
-    Exit status: 0 done, 1 there was nothing to learn from (with --against: something differs), 2 wrong usage, a file
-    that cannot be read or written, or no answer.
+    Exit status: 0 done, 1 nothing was learnt (with --against: something differs), 2 wrong usage, a file that cannot be
+    read or written, or no answer.
     """
     if files and (admin is not None or follow):
         raise click.UsageError("give access logs, or a process with --admin and --follow, not both")
@@ -177,6 +180,7 @@ def command(
     _warn(seen, judged, policies, len(unnamed))
     left = [*left_out_lines(judged.left_out, seen.overflows(), len(judged.learnt)), *_unnamed_lines(unnamed)]
     _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output)
+    sys.exit(0 if policies else 1)
 
 
 def _known_suffixes(file: Path | None) -> Any:
@@ -189,7 +193,7 @@ def _known_suffixes(file: Path | None) -> Any:
         why = getattr(error, "strerror", None) or str(error)
         raise click.UsageError(
             f"--suffixes needs the Public Suffix List, which says whose names *.domain would open; {file}: {why}."
-            " Install the package publicsuffix, or give the list of https://publicsuffix.org with --public-suffixes FILE"
+            " Install the package publicsuffix, or give the list of publicsuffix.org with --public-suffixes FILE"
         ) from None
 
 
@@ -216,11 +220,11 @@ def _read_logs(files: Sequence[Path], seen: Observations) -> None:
 
 
 def _open(path: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
-    """The file itself, and what reads its lines."""
-    raw = sys.stdin.buffer if path == Path("-") else stack.enter_context(open(path, "rb"))
-    buffered = raw if hasattr(raw, "peek") else stack.enter_context(open(raw.fileno(), "rb", closefd=False))
+    """The file, and a reader of its lines, uncompressed."""
+    raw: IO[bytes] = sys.stdin.buffer if path == Path("-") else stack.enter_context(path.open("rb"))
+    buffered = raw if isinstance(raw, BufferedReader) else BufferedReader(raw)  # type: ignore[type-var]
     is_gzip = buffered.peek(2)[:2] == _GZIP
-    return raw, stack.enter_context(gzip.open(buffered)) if is_gzip else buffered  # type: ignore[return-value]
+    return raw, cast("IO[bytes]", gzip.GzipFile(fileobj=buffered)) if is_gzip else buffered
 
 
 def _records(file: IO[bytes], seen: Observations) -> Iterator[Mapping[str, Any]]:
@@ -290,8 +294,8 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
     progress.end()
     if missed:
         click.echo(
-            "egressproxy: decisions came faster than they could be asked for, and some were missed: learn from the access"
-            " log instead", err=True,
+            "egressproxy: decisions came faster than they could be asked for, and some were missed: learn from the"
+            " access log instead", err=True,
         )  # fmt: skip
 
 
@@ -309,19 +313,23 @@ def _about(seen: Observations, limits: Thresholds, by: By, suffixes: bool) -> li
     options += f" --upload {limits.upload}" + "".join(f" --port {port}" for port in sorted(limits.ports - {80, 443}))
     options += " --private" * limits.allows_private + " --routed" * limits.allows_routed + " --suffixes" * suffixes
     return [
-        f"From {seen.count} decisions about {len(seen.requests)} clients, {moment(seen.first)} to {moment(seen.last)};"
-        f" {options}",
+        f"From {seen.count} decisions about {_counted(len(seen.requests), 'client')},"
+        f" {moment(seen.first)} to {moment(seen.last)}; {options}",
         "Requests within one minute count as one time. What was left out, and why, is below the policies.",
         *_bounds(seen),
     ]
+
+
+def _counted(number: int, one: str, more: str = "") -> str:
+    return f"{number} {one if number == 1 else more or one + 's'}"
 
 
 def _bounds(seen: Observations) -> Iterator[str]:
     """What the bounds of memory have left out."""
     if seen.forgotten:
         yield (
-            f"The bound of memory was met: {seen.forgotten} destinations that were seen least were forgotten, so that some"
-            " entries may be missing. Learn from a shorter time, or from fewer clients at once."
+            f"The bound of memory was met: {seen.forgotten} destinations that were seen least were forgotten, so that"
+            " some entries may be missing. Learn from a shorter time, or from fewer clients at once."
         )
     if seen.crowded:
         yield f"There are too many clients: {seen.crowded} requests of further ones were not looked at."
@@ -334,8 +342,9 @@ def _warn(seen: Observations, judged: Judgement, policies: Sequence[PlannedPolic
 
     entries = sum(len(each.entries) for each in policies)
     click.echo(
-        f"egressproxy: {seen.count} decisions, {entries} entries in {len(policies)} policies;"
-        f" {len(judged.left_out)} destinations left out", err=True,
+        f"egressproxy: {seen.count} decisions, {_counted(entries, 'entry', 'entries')} in"
+        f" {_counted(len(policies), 'policy', 'policies')}; {_counted(len(judged.left_out), 'destination')} left out",
+        err=True,
     )  # fmt: skip
     for line in _bounds(seen):
         click.echo(f"egressproxy: {line}", err=True)
@@ -344,8 +353,8 @@ def _warn(seen: Observations, judged: Judgement, policies: Sequence[PlannedPolic
     closed = sum(each.why is Left.ADDRESS and "--private" in each.detail for each in judged.left_out)
     if closed:
         click.echo(
-            f"egressproxy: {closed} destinations lead to private addresses: --private learns them (behind a parent proxy at"
-            " a private address all names do)", err=True,
+            f"egressproxy: {closed} destinations lead to private addresses: --private learns them (behind a parent"
+            " proxy at a private address all names do)", err=True,
         )  # fmt: skip
     named = {str(record.client) for each in policies if each.subject == Subject()
              for entry in each.entries for record in entry.records if record.client.name != "-"}  # fmt: skip
@@ -355,7 +364,9 @@ def _warn(seen: Observations, judged: Judgement, policies: Sequence[PlannedPolic
             " policy for everybody; --by identity leaves it out", err=True,
         )  # fmt: skip
     if unnamed:
-        click.echo(f"egressproxy: {unnamed} destinations are of clients that no policy can name, and are left out", err=True)
+        click.echo(
+            f"egressproxy: {unnamed} destinations are of clients that no policy can name, and are left out", err=True
+        )
 
 
 def _unnamed_lines(unnamed: Sequence[Any]) -> Iterator[str]:
@@ -399,7 +410,10 @@ def _compare(
     from egressproxy.operators.learning.policy_text import MARK, changed, comment, file_text
 
     entries = _entries_in_force(path)
-    new, _unnamed = plan(not_allowed(judged.learnt, entries), by, judged.learnt, suffixes)
+    current = judged.learnt
+    if unused_s is not None:
+        current = [each for each in current if each.last >= seen.last - unused_s]
+    new, _unnamed = plan(not_allowed(current, entries), by, judged.learnt, suffixes)
     unused = _unused(seen, entries, unused_s, last_used)
     file, before = _learnt_file(path, MARK)
     if before:
@@ -416,14 +430,18 @@ def _compare(
     for each in written_by_hand:
         click.echo(comment(f"# unused: {each.hostname} of EgressPolicy {each.policy}, which is not in a learnt file"))
     lines = unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), str(file) if before else os.devnull, str(file)
+        before.splitlines(keepends=True),
+        after.splitlines(keepends=True),
+        str(file) if before else os.devnull,
+        str(file),
     )
     diff = "".join(lines)
     if output is None:
         click.echo(diff, nl=False)
     else:
         _write(diff, output)
-    click.echo(f"egressproxy: {added} new entries, {removed + len(written_by_hand)} unused", err=True)
+    new_ones = _counted(added, "new entry", "new entries")
+    click.echo(f"egressproxy: {new_ones}, {removed + len(written_by_hand)} unused", err=True)
     sys.exit(1 if diff or written_by_hand else 0)
 
 
@@ -460,7 +478,7 @@ def _entries_in_force(path: Path) -> list[AllowedEntry]:
 
 
 def _learnt_file(path: Path, mark: str) -> tuple[Path, str]:
-    """The learnt file of a configuration with its text, or where a new one would be, with "". Exits if there are two."""
+    """The learnt file of a configuration with its text; where a new one would be, with "". Raises click.UsageError."""
     paths: Iterable[Path] = sorted(path.rglob("*.y*ml")) if path.is_dir() else [path]
     found = [(each, text) for each in paths if (text := each.read_text("utf-8")).startswith(mark)]
     if len(found) > 1:

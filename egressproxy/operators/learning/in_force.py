@@ -72,7 +72,9 @@ def _entries(policy: EgressPolicy) -> Iterator[AllowedEntry]:
     gateways = frozenset(f"{ref.namespace or own}/{ref.name}" for ref in spec.target_refs if ref.kind == "Gateway")
     for each in (spec.destinations.allow if spec.destinations is not None else None) or ():
         for hostname in each.hostnames if gateways else ():
-            yield AllowedEntry(f"{own}/{policy.metadata.name}", gateways, spec.subjects, hostname, frozenset(each.ports))
+            yield AllowedEntry(
+                f"{own}/{policy.metadata.name}", gateways, spec.subjects, hostname, frozenset(each.ports)
+            )
 
 
 def _patterns(host: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
+from math import inf
 from statistics import median_low
 from typing import Final
 
@@ -21,12 +22,12 @@ from egressproxy.operators.learning.observations import ClientKey, Observations,
 #: A name in use for this long, at this many times, is in steady use: it does not end with the burst that began it.
 STEADY_S: Final = 3600.0
 STEADY_TIMES: Final = 10
-#: An upload is unusual where the host gets a smaller share than this of the requests of its client.
+#: An upload is a habit only where the host gets at least this share of the requests of its client.
 UNUSUAL_SHARE: Final = 0.1
 #: A name that is used so many times as often as the usual one of a burst is not of it.
 FAR_MORE: Final = 2
-#: A name is like generated ones where at least this share of them is as much like words.
-LEAST_ALIKE: Final = 0.1
+#: A name is like generated ones where this share of them has as many labels, the same ending, and is as like words.
+LEAST_ALIKE: Final = 0.02
 #: A name may imitate a domain that is used this many times as often.
 RARER: Final = 10
 #: A rare name is learnt where so many other accounts of the namespace use it.
@@ -104,11 +105,11 @@ def judge(seen: Observations, limits: Thresholds) -> Judgement:
         leave(record, Left.TRIED, detail)
     random_ones = Counter((each.client, domain_of(each.host)) for each in open_ones if each.is_data)
     for record in open_ones:
-        if record.is_data and not (_is_steady(record) and random_ones[record.client, domain_of(record.host)] < limits.burst):
+        if record.is_data and not (
+            _is_steady(record) and random_ones[record.client, domain_of(record.host)] < limits.burst
+        ):
             leave(record, Left.DATA)
-    usual = Counter[ClientKey]()
-    for record in open_ones:
-        usual[record.client] += record.count if id(record) not in left else 0
+    usual = _usual(each for each in open_ones if id(each) not in left)
     for record in open_ones:
         if users[record.host, record.port] == 1 and _is_unusual_upload(record, usual[record.client], limits):
             leave(record, Left.UPLOAD, f"{record.sent} bytes sent, at most {record.sent_at_once} at once")
@@ -159,7 +160,8 @@ def _bursts(records: Iterable[Record], seen: Observations, limits: Thresholds) -
     """Names that began in a burst of one client, or below one domain, and ended with it, while the client, or the
     input, went on for longer. A name that another client has used for longer is not new.
     """
-    lasted, until = set(), defaultdict(float)
+    lasted: set[tuple[str, int]] = set()
+    until: dict[ClientKey, float] = defaultdict(float)
     for record in seen.records():
         until[record.client] = max(until[record.client], record.last)
         if record.last - record.first > limits.burst_s:
@@ -196,7 +198,7 @@ def _found_by_trying(
     records: Iterable[Record], every: Iterable[Record], limits: Thresholds
 ) -> Iterator[tuple[Record, str]]:
     """Names that a client began to use while it tried many others that never answered, as generated names are. Not one
-    that another client uses, too, or that is more like words than nearly all of the others.
+    that another client uses, too, or that looks otherwise: more like words, of more labels, or with another ending.
     """
     tried, users = defaultdict(list), Counter[tuple[str, int]]()
     for record in every:
@@ -210,22 +212,36 @@ def _found_by_trying(
             continue
         around = [each for each in crowd if abs(each.first - record.first) <= limits.burst_s / 2]
         if around:
-            alike = sum(_wordiness(each) >= _wordiness(record) for each in around)
+            own = _look(record)
+            alike = sum(look[:2] == own[:2] and look[2] >= own[2] for look in map(_look, around))
             if alike >= len(around) * LEAST_ALIKE:
                 yield record, f"{len(around)} names of {record.client} never answered then"
 
 
-def _wordiness(record: Record) -> float:
-    return wordiness(domain_of(record.host).partition(".")[0])
+def _look(record: Record) -> tuple[int, str, float]:
+    """The number of labels, the last one, and how much like words the owner's label is."""
+    return record.host.count("."), record.host.rpartition(".")[2], wordiness(domain_of(record.host).partition(".")[0])
 
 
-def _is_unusual_upload(record: Record, requests: int, limits: Thresholds) -> bool:
-    """`requests`: those of the client to all its destinations that are not left out already."""
+def _usual(records: Iterable[Record]) -> dict[ClientKey, tuple[int, float]]:
+    """Of each client: its requests, and for how long it has sent them (seconds)."""
+    found: dict[ClientKey, tuple[int, float, float]] = defaultdict(lambda: (0, inf, -inf))
+    for each in records:
+        count, first, last = found[each.client]
+        found[each.client] = count + each.count, min(first, each.first), max(last, each.last)
+    return defaultdict(
+        lambda: (0, 0.0), {client: (count, last - first) for client, (count, first, last) in found.items()}
+    )
+
+
+def _is_unusual_upload(record: Record, usual: tuple[int, float], limits: Thresholds) -> bool:
+    """An upload is a habit if it is a good part of the client's requests, for at least half of the client's time."""
     if record.sent <= record.received:
         return False
     if record.sent_at_once < limits.upload and record.sent < 10 * limits.upload:
         return False
-    return record.count < requests * UNUSUAL_SHARE
+    count, span_s = usual
+    return record.count < count * UNUSUAL_SHARE or record.last - record.first < span_s / 2
 
 
 def _lookalikes(records: list[Record], frequent: set[int]) -> Iterator[tuple[Record, str]]:

@@ -71,7 +71,7 @@ _SILENT: Final = frozenset(
 _NOT_LISTED: Final = frozenset({Reason.DESTINATION_NOT_ALLOWED.value, Reason.NO_POLICY.value})
 _METHOD: Final = re.compile(r"[A-Z]{1,16}", re.ASCII)
 #: Segments of paths that are written down: words. Others may be ids, or secrets (webhooks, bots).
-_SEGMENT: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,31}|v[0-9]{1,3}", re.ASCII)
+_SEGMENT: Final = re.compile(r"[A-Za-z][A-Za-z._-]{0,23}[0-9]{0,2}", re.ASCII)
 _OURS: Final = "egress.internal"
 
 
@@ -169,7 +169,7 @@ class Overflow:
 
 
 class Observations:
-    """All records. `forgotten`: how many were dropped to stay within memory; the oldest that were seen once go first."""
+    """All records. `forgotten`: how many were dropped to stay within memory, those that were seen least first."""
 
     def __init__(self, max_records: int = MAX_RECORDS, max_names: int = MAX_NAMES) -> None:
         self._max_records = max_records
@@ -184,7 +184,7 @@ class Observations:
         self.first, self.last = float("inf"), float("-inf")
 
     def add_log(self, line: Mapping[str, Any]) -> None:
-        """Take a line of the access log. One that is none counts as `unread`."""
+        """Take a line of the access log. Anything else counts as `unread`."""
         try:
             reason, authority, method = line["reason"], line["authority"], line["method"]
             if "dns_code" in line or reason in _SILENT or authority == "-":
@@ -335,4 +335,3 @@ def address_class(host: str) -> str:
         return classify(ip_address(host.strip("[]"))) or "public"
     except ValueError:
         return "" if HOSTNAME.fullmatch(host) else "malformed"
-

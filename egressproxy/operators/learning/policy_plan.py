@@ -70,9 +70,8 @@ class Entry:
         shown = [name for name, _ in sorted(clients.items(), key=lambda each: (-each[1], each[0]))]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         first, last = min(each.first for each in self.records), max(each.last for each in self.records)
-        parts = [
-            f"{count} request{'s' * (count != 1)} by {', '.join(shown[:_SHOWN])}{more}, {moment(first)} to {moment(last)}"
-        ]
+        requests = f"{count} request{'s' * (count != 1)} by {', '.join(shown[:_SHOWN])}{more}"
+        parts = [f"{requests}, {moment(first)} to {moment(last)}"]
         if self.hostname.startswith("*."):
             names = sorted({each.host for each in self.records})
             parts.append(f"{len(names)} names: {', '.join(names[:_SHOWN])}{' …' * (len(names) > _SHOWN)}")
@@ -95,8 +94,8 @@ class PlannedPolicy:
     def name(self) -> str:
         """A name that stays the same from run to run."""
         subject = self.subject
-        parts = ("learned", self.gateway.partition("/")[2], *((subject.namespace or "everybody"),))
-        parts += tuple(filter(None, (subject.trust_domain, subject.service_account)))
+        gateway, namespace = self.gateway.partition("/")[2], subject.namespace or "everybody"
+        parts = ["learned", gateway, namespace, *filter(None, (subject.trust_domain, subject.service_account))]
         text = ".".join(parts)
         if len(text) <= MAX_OBJECT_NAME and _NAME.fullmatch(text) and not any("." in part for part in parts):
             return text
@@ -134,7 +133,8 @@ def plan(
                     subject = namespace
                 places[gateway, subject].append(record)
     return [
-        PlannedPolicy(gateway, subject, _entries(found, suffixes)) for (gateway, subject), found in sorted(places.items())
+        PlannedPolicy(gateway, subject, _entries(found, suffixes))
+        for (gateway, subject), found in sorted(places.items())
     ], unnamed
 
 
@@ -151,7 +151,7 @@ def _same(records: Iterable[Record]) -> Mapping[tuple[str, str, int], list[Recor
 
 
 def _entries(records: list[Record], suffixes: PublicSuffixes | None) -> tuple[Entry, ...]:
-    """One for each hostname, with all its ports."""
+    """An entry for each hostname, with all ports."""
     hosts: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         hosts[record.host].append(record)

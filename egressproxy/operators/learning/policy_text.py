@@ -26,7 +26,7 @@ LEFT_OUT: Final = "# Left out:"
 MAX_LINES: Final = 25
 MAX_NAMES: Final = 3
 MAX_COMMENT: Final = 400
-_PLAIN: Final = re.compile(r"(?:\*\.)?[a-z][a-z0-9_-]*(?:\.[a-z0-9_-]+)*\.[a-z][a-z0-9-]*|[a-z][a-z0-9-]{3,}", re.ASCII)
+_PLAIN: Final = re.compile(r"[a-z][a-z0-9_-]*(?:\.[a-z0-9_-]+)*\.[a-z][a-z0-9-]*|[a-z][a-z0-9-]{3,}", re.ASCII)
 _WORDS: Final = frozenset({"true", "false", "null"})
 _NAMED: Final = re.compile(r"metadata: \{name: (\S+), namespace: (\S+)\}")
 _PORTS: Final = re.compile(r"    - ports: \[([0-9, ]*)\]")
@@ -139,9 +139,7 @@ def _host_line(entry: Entry) -> str:
 # --- the change of an earlier file -----------------------------------------------------------------------------------
 
 
-def changed(
-    text: str, new: Sequence[PlannedPolicy], is_unused: Callable[[str, str, tuple[int, ...]], bool]
-) -> Change:
+def changed(text: str, new: Sequence[PlannedPolicy], is_unused: Callable[[str, str, tuple[int, ...]], bool]) -> Change:
     """The text of an earlier file without unused entries, and with new ones; its other lines stay as they are.
 
     `is_unused` is asked with the policy (namespace/name), hostname and ports of each entry.
@@ -162,13 +160,14 @@ def changed(
         policy = f"{_value(named[2])}/{_value(named[1])}"
         planned = wanted.pop(policy, None)
         written, gone = _changed_document(
-            document, planned, lambda host, ports, policy=policy: is_unused(policy, host, ports)  # type: ignore[misc]
+            document,
+            planned,
+            lambda host, ports, policy=policy: is_unused(policy, host, ports),  # type: ignore[misc]
         )
         removed += gone
         made.append(written)
     made += [policy_text(each).rstrip("\n") for each in wanted.values()]
-    rest = f"\n{left}{tail}" if left else ""
-    return Change("\n---\n".join(made) + ("\n" + rest if rest else "\n"), added, removed)
+    return Change("\n---\n".join(made) + "\n" + left + tail, added, removed)
 
 
 def _changed_document(
