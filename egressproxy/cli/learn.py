@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
@@ -35,6 +36,7 @@ POLL_S: Final = 1.0
 PROGRESS_S: Final = 1.0
 _GZIP: Final = b"\x1f\x8b"
 _SPAN: Final = re.compile(r"([0-9]{1,6})(s|m|h|d)", re.ASCII)
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -46,6 +48,12 @@ def _span(value: str | float) -> float:
     if found is None or not int(found[1]):
         raise click.BadParameter(f"{value!r} is not a time; give one such as 90s, 10m, 1h or 14d")
     return float(int(found[1]) * _SECONDS[found[2]])
+
+
+def _object_name(value: str) -> str:
+    if value and not _NAME.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is not the name of a policy (lower-case letters, digits, - and .)")
+    return value
 
 
 def _burst(value: str | tuple[int, float]) -> tuple[int, float]:
@@ -106,6 +114,11 @@ def _burst(value: str | tuple[int, float]) -> tuple[int, float]:
     "--unused-after", "unused_s", type=_span, metavar="TIME",
     help="With --against: remove entries that nobody has used for this time, such as 14d.",
 )  # fmt: skip
+@click.option(
+    "--replaces", default="", metavar="NAME", callback=lambda _ctx, _param, value: _object_name(value),
+    help="Put the policies on trial in place of this policy: they are not in force, and status says what they would"
+    " change.",
+)  # fmt: skip
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Write into this new file. Default: standard output.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file of --output.")
@@ -125,6 +138,7 @@ def command(
     suffix_file: Path | None,
     against: Path | None,
     unused_s: float | None,
+    replaces: str,
     output: Path | None,
     force: bool,
 ) -> None:
@@ -172,11 +186,12 @@ def command(
         sys.exit(1)
     judged = judge(seen, limits)
     if against is not None:
-        _compare(against, seen, judged, By(by), known, unused_s, output)
+        _compare(against, seen, judged, By(by), known, unused_s, replaces, output)
     from egressproxy.operators.learning.policy_plan import plan
     from egressproxy.operators.learning.policy_text import file_text, left_out_lines
 
     policies, unnamed = plan(judged.learnt, By(by), suffixes=known)
+    policies = [replace(each, replaces=replaces) for each in policies]
     _warn(seen, judged, policies, len(unnamed))
     left = [*left_out_lines(judged.left_out, seen.overflows(), len(judged.learnt)), *_unnamed_lines(unnamed)]
     _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output)
@@ -400,7 +415,7 @@ def _write(text: str, output: Path | None) -> None:
 
 def _compare(
     path: Path, seen: Observations, judged: Judgement, by: By, suffixes: Any, unused_s: float | None,
-    output: Path | None,
+    replaces: str, output: Path | None,
 ) -> None:  # fmt: skip
     """Print what is new or unused as a diff of the learnt file, and exit."""
     from difflib import unified_diff
@@ -413,7 +428,8 @@ def _compare(
     current = judged.learnt
     if unused_s is not None:
         current = [each for each in current if each.last >= seen.last - unused_s]
-    new, _unnamed = plan(not_allowed(current, entries), by, judged.learnt, suffixes)
+    planned, _unnamed = plan(not_allowed(current, entries), by, judged.learnt, suffixes)
+    new = [replace(each, replaces=replaces) for each in planned]
     unused = _unused(seen, entries, unused_s, last_used)
     file, before = _learnt_file(path, MARK)
     if before:

@@ -120,6 +120,12 @@ def test_hostile_names_stay_in_their_comment(tmp_path: Path):
     assert [{"namespace": "true", "serviceAccount": "1"}] in subjects
 
 
+def test_policies_on_trial_name_the_one_in_force(log: Path):
+    written = [each for each in yaml.safe_load_all(invoke(log, "--replaces", "watch").stdout) if each]
+    assert {each["spec"]["replaces"]["name"] for each in written} == {"watch"}
+    assert "not the name of a policy" in invoke(log, "--replaces", "a: b").stderr
+
+
 def test_a_suffix_is_written_only_for_one_owner(log: Path, tmp_path: Path):
     suffixes = tmp_path / "list"
     suffixes.write_text("com\nio\n// ===BEGIN PRIVATE DOMAINS===\ngithub.io\n")

@@ -84,11 +84,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPolicy:
-    """A policy of one Gateway ("namespace/name") for one subject."""
+    """A policy of one Gateway ("namespace/name") for one subject. `replaces`: on trial in place of this policy."""
 
     gateway: str
     subject: Subject
     entries: tuple[Entry, ...]
+    replaces: str = ""
 
     @property
     def name(self) -> str:

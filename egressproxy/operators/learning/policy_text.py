@@ -124,6 +124,8 @@ def _head(policy: PlannedPolicy) -> Iterator[str]:
             ("serviceAccount", subject.service_account),
         )  # fmt: skip
         yield f"  subjects: [{{{', '.join(f'{key}: {scalar(value)}' for key, value in fields if value)}}}]"
+    if policy.replaces:
+        yield f"  replaces: {{name: {scalar(policy.replaces)}}}"
     yield "  destinations:"
     yield "    allow:"
 

@@ -37,6 +37,22 @@ class ListenerAddress(NamedTuple):
     listener: str
 
 
+class Trial(NamedTuple):
+    """Policies on trial ("namespace/name") in place of one in force; `mark` changes with them. `spec` is the packed
+    configuration with them, compressed, or empty where that cannot be compiled: `why` then.
+    """
+
+    policies: tuple[str, ...]
+    replaced: str
+    quiet_s: float
+    mark: str
+    spec: bytes
+    why: str = ""
+
+    def __repr__(self) -> str:  # the spec has secrets
+        return f"Trial({', '.join(self.policies)} in place of {self.replaced})"
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledConfig:
     """A compiled configuration, for processes that neither read nor compile.
@@ -44,7 +60,7 @@ class CompiledConfig:
     `spec` is for `processes.packing`, `shown` for `shown` below, `memory` for the next load, and `declared`, the JSON
     of FilterTypes' types, for the catalogue. `findings` are the messages of `check`, and `validities` those of all
     certificates. `broken` are objects ("Kind namespace/name") with a sentence on a newly broken reference. `wanted` are
-    the keys of lookups of kinds that are read by reference (`ResourceSet.wanted`).
+    the keys of lookups of kinds that are read by reference (`ResourceSet.wanted`). `trials` are of policies on trial.
     """
 
     spec: bytes = field(default=b"", repr=False)
@@ -57,10 +73,11 @@ class CompiledConfig:
     validities: tuple[Validity, ...] = ()
     declared: bytes = b"{}"
     wanted: frozenset[Key] = frozenset()
+    trials: tuple[Trial, ...] = field(default=(), repr=False)
 
 
 #: All classes in a `CompiledConfig`.
-LOADED: Final = (CertificateUse, ListenerAddress, CompiledConfig, Problem, Severity, Validity)
+LOADED: Final = (CertificateUse, ListenerAddress, CompiledConfig, Problem, Severity, Trial, Validity)
 
 
 def builtin(port: int) -> CompiledConfig:
@@ -86,9 +103,17 @@ def pack_shown(
     objects: Iterable[tuple[Key, dict[str, Any], int, Mapping[str, Any] | None, str]],
 ) -> bytes:
     """Objects as (key, manifest, generation, status, time of the file "" for none)."""
-    entries = (
-        (key, line(manifest), generation, None if status is None else line(status), created)
+    return pack_published(
+        PublishedObject(*key, line(manifest), generation, None if status is None else line(status), created)
         for key, manifest, generation, status, created in objects
+    )
+
+
+def pack_published(objects: Iterable[PublishedObject]) -> bytes:
+    """The objects for `shown`."""
+    entries = (
+        ((each.group, each.kind, each.namespace, each.name), each.manifest, each.generation, each.status, each.created)
+        for each in objects
     )
     packed = io.BytesIO()
     # Without a time: the same objects are the same bytes.
