@@ -156,8 +156,8 @@ def test_a_configuration_that_cannot_be_tried_says_why(tmp_path: Path):
     counts.add(1.0, "", 3, "")
     assert counts.condition(trial, 3600.0)[1:] == (
         "TooEarly",
-        "quiet for 1 hours of 2 days: of 3 decisions since 1970-01-01T00:00:00Z 0 would be denied and 0 allowed in place"
-        " of agents/default",
+        "quiet for 1 hours of 2 days: of 3 decisions since 1970-01-01T00:00:00Z 0 would be denied and 0 allowed in"
+        " place of agents/default",
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.net.listening import why_unusable
 from egressproxy.net.tls_contexts.system_roots import mark
-from egressproxy.processes.loader.compilation import Machine, compiled
+from egressproxy.processes.loader.compilation import ELSEWHERE, Machine, compiled
 from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.loader.result import CompiledConfig, Trial, pack_shown, places, write_answer
 from egressproxy.processes.packing import pack
@@ -37,7 +37,11 @@ def answer(request: bytes) -> bytes:
 
 
 def handed_over(
-    resources: ResourceSet, made: Compiled, previous: Compiled | None, bind: tuple[str, ...], machine: Machine
+    resources: ResourceSet,
+    made: Compiled,
+    previous: Compiled | None,
+    bind: tuple[str, ...] = ("127.0.0.1",),
+    machine: Machine = ELSEWHERE,
 ) -> CompiledConfig:
     """A compiled configuration for the serving processes, which neither read nor compile. `bind` and `machine` are
     those of the compilation.
