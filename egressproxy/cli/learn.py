@@ -194,7 +194,7 @@ def command(
     policies = [replace(each, replaces=replaces) for each in policies]
     _warn(seen, judged, policies, len(unnamed))
     left = [*left_out_lines(judged.left_out, seen.overflows(), len(judged.learnt)), *_unnamed_lines(unnamed)]
-    _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output)
+    _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output, force)
     sys.exit(0 if policies else 1)
 
 
@@ -293,14 +293,22 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
     before: Counter[str] = Counter()
     end = time.monotonic() + for_s if for_s is not None else None
     missed = False
+    is_routed = routed_by(ask(admin, "/model")["model"])
     with suppress(KeyboardInterrupt):
         while True:
-            found = ask(admin, "/decisions", [("all", "1")])["decisions"]
+            try:
+                found = ask(admin, "/decisions", [("all", "1")])["decisions"]
+            except SystemExit:
+                if not seen.count:
+                    raise
+                click.echo("egressproxy: learning from what was collected until now", err=True)
+                break
             now = Counter(json.dumps(each, sort_keys=True) for each in found)
             new = now - before
             missed |= bool(before) and len(found) >= KEPT and new.total() >= len(found)
             for text in sorted(new.elements(), key=lambda each: json.loads(each)["time"]):
-                seen.add_decision(json.loads(text))
+                decision = json.loads(text)
+                seen.add_decision(decision, is_routed(decision))
             before = now
             if not follow or (end is not None and time.monotonic() >= end):
                 break
@@ -314,6 +322,28 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
         )  # fmt: skip
 
 
+def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a route of this model (/model) may serve a decision: it names the host, or the listener is no proxy."""
+    routes: dict[str, set[str]] = {}
+    for name, values in model.items():
+        kind, _, rest = name.partition(" ")
+        if kind == "Listener" and values.get("protocol") not in _PROXIES:
+            routes.setdefault(rest.partition(",")[0], set()).add("*")
+        elif kind.endswith("Route") and " on " in rest and " rule " not in rest:
+            place = rest.partition(" on ")[2].partition(",")[0]
+            routes.setdefault(place, set()).update(values.get("hostnames", ()))
+
+    def is_routed(decision: Mapping[str, Any]) -> bool:
+        patterns = routes.get(f"{decision['gateway']}/{decision.get('listener')}", ())
+        host = str(decision["authority"]).rpartition(":")[0]
+        labels = host.split(".")
+        above = (f"*.{'.'.join(labels[at:])}" for at in range(1, len(labels)))
+        return bool(patterns) and any(each in patterns for each in ("*", host, *above))
+
+    return is_routed
+
+
+_PROXIES: Final = frozenset({f"egressproxy.io/{name}" for name in ("forward-proxy", "socks5", "transparent")})
 #: Decisions that each worker keeps (`gateway.exchange.recent_decisions`).
 KEPT: Final = 1024
 
@@ -393,18 +423,22 @@ def _unnamed_lines(unnamed: Sequence[Any]) -> Iterator[str]:
         yield from (comment(f"#   {each.host}:{each.port} by {each.client}") for each in unnamed[:100])
 
 
-def _write(text: str, output: Path | None) -> None:
-    """Print it, or write it into the file at once. Exits with 2 if that fails."""
+def _write(text: str, output: Path | None, force: bool = True) -> None:
+    """Print it, or write it into the file as a whole. Exits with 2 if that fails."""
     if output is None:
         click.echo(text, nl=False)
         return
+    part = output.with_name(f".{output.name}.{os.getpid()}.part") if force else output
     try:
-        part = output.with_name(f".{output.name}.{os.getpid()}.part")
-        try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(output)
-        finally:
-            part.unlink(missing_ok=True)
+        with open(part, "x", encoding="utf-8") as file:
+            try:
+                file.write(text)
+                file.flush()
+                if force:
+                    part.replace(output)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
     except OSError as error:
         click.echo(f"egressproxy: {output} cannot be written: {error.strerror or error}", err=True)
         sys.exit(2)

@@ -210,12 +210,23 @@ def test_what_is_no_log_is_said(tmp_path: Path):
 def test_decisions_of_a_process_are_followed_and_each_is_counted_once(monkeypatch: pytest.MonkeyPatch):
     def decision(at: int, host: str = "api.example") -> dict[str, Any]:
         return {"time": 1_800_000_000.0 + 60 * at, "method": "GET", "authority": f"{host}:443", "path": "/v1/x",
-                "gateway": "agents/gw", "namespace": "agents", "service_account": "worker", "reason": "-"}  # fmt: skip
+                "gateway": "agents/gw", "namespace": "agents", "service_account": "worker", "reason": "-",
+                "listener": "forward"}  # fmt: skip
 
-    polls = [[decision(0)], [decision(1), decision(0)], [decision(2), decision(1), decision(0)]]
+    polls = [
+        [decision(0), decision(0, "a.routed.example")],
+        [decision(1), decision(0)],
+        [decision(2), decision(1), decision(0)],
+    ]
     asked = []
+    model = {
+        "Listener agents/gw/forward": {"protocol": "egressproxy.io/forward-proxy"},
+        "HTTPRoute agents/api on agents/gw/forward": {"hostnames": ["*.routed.example"]},
+    }
 
-    def ask(_admin: object, path: str, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    def ask(_admin: object, path: str, pairs: list[tuple[str, str]] | None = None) -> dict[str, Any]:
+        if path == "/model":
+            return {"model": model}
         asked.append((path, pairs))
         if len(asked) > len(polls):
             raise KeyboardInterrupt
@@ -227,4 +238,5 @@ def test_decisions_of_a_process_are_followed_and_each_is_counted_once(monkeypatc
     assert result.exit_code == 0
     assert "- api.example  # 3 requests by agents/worker" in result.stdout
     assert "GET /v1/x" in result.stdout
+    assert "# served by a route, which permits it: 1" in result.stdout
     assert asked[0] == ("/decisions", [("all", "1")])

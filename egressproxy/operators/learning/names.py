@@ -20,7 +20,7 @@ _SECOND_LEVEL: Final = frozenset({"ac", "co", "com", "edu", "go", "gob", "gov", 
 
 #: A plain name as policies write it. A last label that is a number is an address to some resolvers.
 HOSTNAME: Final = re.compile(
-    r"(?=.{1,253}\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?![0-9]+\Z)[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+    r"(?=.{1,253}\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?!(?:[0-9]+|0x[0-9a-f]*)\Z)[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 )
 #: Labels of fewer characters carry too little data to matter.
 RANDOM_LENGTH: Final = 16

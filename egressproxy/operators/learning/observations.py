@@ -23,6 +23,8 @@ MAX_RECORDS: Final = 60_000
 #: Names of one client below one domain. More than that is no list that a person reads.
 MAX_NAMES: Final = 1_000
 MAX_CLIENTS: Final = 10_000
+#: Characters of what names a client; longer ones are cut.
+MAX_KEY: Final = 1024
 #: Seconds since 1970 of the year 2200: times of a log lie before.
 MAX_TIME: Final = 7_258_118_400
 #: Path prefixes of a record, and their segments. With more, they get shorter.
@@ -221,8 +223,8 @@ class Observations:
         if method != "CONNECT" and isinstance(method, str) and isinstance(path := line.get("path"), str):
             record.see_path(method, path)
 
-    def add_decision(self, decision: Mapping[str, Any]) -> None:
-        """Take a decision as /decisions tells it: it has no bytes, no address and no route."""
+    def add_decision(self, decision: Mapping[str, Any], is_routed: bool = False) -> None:
+        """Take a decision as /decisions tells it: it has no bytes and no address. `is_routed`: a route serves it."""
         try:
             authority, reason, method = decision["authority"], decision["reason"], decision["method"]
             if reason in _SILENT or authority == "-":
@@ -235,6 +237,7 @@ class Observations:
             return
         if record is None:
             return
+        record.routed += is_routed
         self._judge(record, str(reason))
         if method not in ("CONNECT", "-"):
             record.see_path(str(method), str(decision.get("path", "-")))
@@ -255,7 +258,7 @@ class Observations:
         port = int(port_text)
         if not 0 <= at < MAX_TIME:
             raise ValueError("no time")
-        host = host.lower().removesuffix(".")
+        host = host[:254].lower().removesuffix(".")
         if host == _OURS or not 0 < port < 65_536:
             return None
         client = self._places.get(key) or self._client(key)
@@ -280,7 +283,7 @@ class Observations:
         if len(self.requests) >= MAX_CLIENTS and client not in self.requests:
             self.crowded += 1
             return None
-        if len(self._places) < 2 * MAX_CLIENTS:
+        if len(self._places) < 2 * MAX_CLIENTS and sum(map(len, key)) < MAX_KEY:
             self._places[key] = client
         return client
 
@@ -293,7 +296,7 @@ class Observations:
         if len(self._records) >= self._max_records:
             self._forget()
         self._names[client, domain] += 1
-        made = self._records[client, host, port] = Record(client, host[:254], port)
+        made = self._records[client, host, port] = Record(client, host, port)
         return made
 
     def _forget(self) -> None:
@@ -320,12 +323,13 @@ class Observations:
 
     def _class_of(self, upstream: str) -> str:
         """The class of the address that was dialled; "public" for all others."""
-        host = upstream.rpartition(":")[0].strip("[]")
+        host = upstream[:64].rpartition(":")[0].strip("[]")
         found = self._private.get(host)
         if found is None:
             if len(self._private) > MAX_CLIENTS:
                 self._private.clear()
-            found = self._private[host] = address_class(host)
+            found = address_class(host)
+            self._private[host] = found = "public" if found == "malformed" else found
         return found
 
 
