@@ -113,7 +113,7 @@ def _decision(wanted: Destination) -> RecentDecision:
 def main(names: tuple[str, ...], seeds: tuple[int, ...], keep: Path | None) -> None:
     """Learn from a recorded day and replay the next one. Exit status 1 if a goal is missed."""
     is_good = True
-    for name in names or ("company", "startup"):
+    for name in names or ("company", "startup", "campus"):
         for seed in seeds:
             with tempfile.TemporaryDirectory(prefix="egressproxy-learning-") as folder:
                 is_good &= _measure(name, seed, (keep / f"{name}-{seed}") if keep is not None else Path(folder))

@@ -58,6 +58,10 @@ SHAPES: Final = {
         9_000, namespaces=4, accounts=3, common=(2, 4), own=(2, 12), buckets=(3, 15), opens=7, closes=19,
         single_visits=150, typing_errors=40,
     ),
+    "campus": Shape(
+        20_000, namespaces=6, accounts=6, common=(1, 8), own=(4, 7), buckets=(1, 25), opens=8, closes=20,
+        single_visits=800, typing_errors=200,
+    ),
     "small": Shape(2_000, namespaces=2, accounts=3, common=(2, 3), own=(2, 4), buckets=(2, 4), single_visits=40,
                    typing_errors=10),
 }  # fmt: skip

@@ -22,8 +22,6 @@ from egressproxy.operators.learning.observations import ClientKey, Observations,
 #: A name in use for this long, at this many times, is in steady use: it does not end with the burst that began it.
 STEADY_S: Final = 3600.0
 STEADY_TIMES: Final = 10
-#: An upload is a habit only where the host gets at least this share of the requests of its client.
-UNUSUAL_SHARE: Final = 0.1
 #: A name that is used so many times as often as the usual one of a burst is not of it.
 FAR_MORE: Final = 2
 #: A name is like generated ones where this share of them has as many labels, the same ending, and is as like words.
@@ -109,9 +107,9 @@ def judge(seen: Observations, limits: Thresholds) -> Judgement:
             _is_steady(record) and random_ones[record.client, domain_of(record.host)] < limits.burst
         ):
             leave(record, Left.DATA)
-    usual = _usual(each for each in open_ones if id(each) not in left)
+    spans = _spans(each for each in open_ones if id(each) not in left)
     for record in open_ones:
-        if users[record.host, record.port] == 1 and _is_unusual_upload(record, usual[record.client], limits):
+        if users[record.host, record.port] == 1 and _is_unusual_upload(record, spans.get(record.client, 0.0), limits):
             leave(record, Left.UPLOAD, f"{record.sent} bytes sent, at most {record.sent_at_once} at once")
     open_ones = [each for each in open_ones if id(each) not in left]
     frequent = {id(each) for each in open_ones if each.times >= limits.at_least}
@@ -223,25 +221,22 @@ def _look(record: Record) -> tuple[int, str, float]:
     return record.host.count("."), record.host.rpartition(".")[2], wordiness(domain_of(record.host).partition(".")[0])
 
 
-def _usual(records: Iterable[Record]) -> dict[ClientKey, tuple[int, float]]:
-    """Of each client: its requests, and for how long it has sent them (seconds)."""
-    found: dict[ClientKey, tuple[int, float, float]] = defaultdict(lambda: (0, inf, -inf))
+def _spans(records: Iterable[Record]) -> dict[ClientKey, float]:
+    """For how long each client has sent requests, in seconds."""
+    found: dict[ClientKey, tuple[float, float]] = defaultdict(lambda: (inf, -inf))
     for each in records:
-        count, first, last = found[each.client]
-        found[each.client] = count + each.count, min(first, each.first), max(last, each.last)
-    return defaultdict(
-        lambda: (0, 0.0), {client: (count, last - first) for client, (count, first, last) in found.items()}
-    )
+        first, last = found[each.client]
+        found[each.client] = min(first, each.first), max(last, each.last)
+    return {client: last - first for client, (first, last) in found.items()}
 
 
-def _is_unusual_upload(record: Record, usual: tuple[int, float], limits: Thresholds) -> bool:
-    """An upload is a habit if it is a good part of the client's requests, for at least half of the client's time."""
+def _is_unusual_upload(record: Record, span_s: float, limits: Thresholds) -> bool:
+    """An upload is a habit if the host is in use many times, for at least half of the time `span_s` of its client."""
     if record.sent <= record.received:
         return False
     if record.sent_at_once < limits.upload and record.sent < 10 * limits.upload:
         return False
-    count, span_s = usual
-    return record.count < count * UNUSUAL_SHARE or record.last - record.first < span_s / 2
+    return record.times < STEADY_TIMES or record.last - record.first < span_s / 2
 
 
 def _lookalikes(records: list[Record], frequent: set[int]) -> Iterator[tuple[Record, str]]:

@@ -16,6 +16,8 @@ from egressproxy.operators.learning.observations import ClientKey, Record
 
 #: Names below one domain that one `*.suffix` replaces.
 SUFFIX_NAMES: Final = 3
+#: Bytes that one request has sent and a reader should know of.
+MUCH: Final = 1 << 20
 MAX_OBJECT_NAME: Final = 200
 _LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
@@ -72,6 +74,9 @@ class Entry:
         first, last = min(each.first for each in self.records), max(each.last for each in self.records)
         requests = f"{count} request{'s' * (count != 1)} by {', '.join(shown[:_SHOWN])}{more}"
         parts = [f"{requests}, {moment(first)} to {moment(last)}"]
+        most = max(each.sent_at_once for each in self.records)
+        if most >= MUCH:
+            parts.append(f"{sum(each.sent for each in self.records) >> 20} MiB sent, at most {most >> 20} MiB at once")
         if self.hostname.startswith("*."):
             names = sorted({each.host for each in self.records})
             parts.append(f"{len(names)} names: {', '.join(names[:_SHOWN])}{' …' * (len(names) > _SHOWN)}")

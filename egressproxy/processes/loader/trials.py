@@ -22,7 +22,7 @@ from egressproxy.processes.packing import pack, unpacking
 from egressproxy.processes.pickling import dumps, loads
 
 #: Each is a whole configuration that is compiled and kept.
-MAX_TRIALS: Final = 8
+MAX_TRIALS: Final = 4
 
 
 def trials(resources: ResourceSet, bind: tuple[str, ...], machine: Machine) -> tuple[Trial, ...]:
