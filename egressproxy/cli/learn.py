@@ -529,8 +529,8 @@ def _entries_in_force(path: Path) -> list[AllowedEntry]:
 
 def _learnt_file(path: Path, mark: str) -> tuple[Path, str]:
     """The learnt file of a configuration with its text; where a new one would be, with "". Raises click.UsageError."""
-    paths: Iterable[Path] = sorted(path.rglob("*.y*ml")) if path.is_dir() else [path]
-    found = [(each, text) for each in paths if (text := each.read_text("utf-8")).startswith(mark)]
+    paths: Iterable[Path] = sorted(path.glob("[!.]*.y*ml")) if path.is_dir() else [path]
+    found = [(each, text) for each in paths if (text := each.read_text("utf-8", "replace")).startswith(mark)]
     if len(found) > 1:
         names = ", ".join(str(each) for each, _ in found)
         raise click.UsageError(f"{names} are learnt files; give one of them with --against")

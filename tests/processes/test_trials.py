@@ -11,14 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from egressproxy.app import App
 from egressproxy.gateway.exchange.recent_decisions import RecentDecision
 from egressproxy.processes.loader.answer import answer
 from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import CompiledConfig, read_answer, shown
 from egressproxy.processes.loader.trials import judged
 from egressproxy.processes.trials import NAME, TrialCounts, Trials
+from egressproxy.run_options import RunOptions
 from tests.support import manifests as m
 
 DAY = 86_400.0
@@ -159,6 +162,26 @@ def test_a_configuration_that_cannot_be_tried_says_why(tmp_path: Path):
         "quiet for 1 hours of 2 days: of 3 decisions since 1970-01-01T00:00:00Z 0 would be denied and 0 allowed in"
         " place of agents/default",
     )  # fmt: skip
+
+
+async def test_the_configuration_in_service_shows_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    live = App(RunOptions(config=(tmp_path,), admin=None, access_log="off"))._live
+
+    async def applied(_asked: object) -> None:
+        pass
+
+    monkeypatch.setattr(live._data_plane, "apply", applied)
+    await live.put_in_service(loaded(tmp_path, m.policy(["a.example"]), on_trial("b.example")))
+
+    def trials_shown() -> list[str]:
+        return [each.name for each in live.published.objects() if b'"trial"' in (each.status or b"")]
+
+    assert trials_shown() == ["next"]
+    version = live.published.version
+    await live._show_trials()
+    assert trials_shown() == ["next"]
+    await live.put_in_service(loaded(tmp_path, m.policy(["a.example"])))
+    assert (trials_shown(), live.published.version > version) == ([], True)
 
 
 def test_a_gateway_without_a_trial_imports_nothing_of_it():
