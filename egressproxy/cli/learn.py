@@ -89,7 +89,8 @@ def _burst(value: str | tuple[int, float]) -> tuple[int, float]:
 )  # fmt: skip
 @click.option(
     "--burst", type=_burst, default="10/10m", show_default=True, metavar="NAMES/TIME",
-    help="So many new names in this time, of one client or below one domain, are left out if they did not come back.",
+    help="So many new domains of one client, or names below one domain, in this time are left out if they did not come"
+    " back.",
 )  # fmt: skip
 @click.option(
     "--upload", type=memory_size(1024), default="1Mi", show_default=True, metavar="SIZE",

@@ -6,7 +6,7 @@ no list of good or bad names.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,12 +24,17 @@ STEADY_S: Final = 3600.0
 STEADY_TIMES: Final = 10
 #: A name that is used so many times as often as the usual one of a burst is not of it.
 FAR_MORE: Final = 2
-#: A name is like generated ones where this share of them has as many labels, the same ending, and is as like words.
+#: A name is like generated ones where this share of them has as many labels and the same ending; if the name is clearly
+#: made of words (one of 300 random names is so by chance), where they are as like words, too.
+CLEARLY_WORDS: Final = 0.75
 LEAST_ALIKE: Final = 0.02
+#: Names that a name is compared with: enough to tell, and bounded.
+MAX_COMPARED: Final = 500
 #: A name may imitate a domain that is used this many times as often.
 RARER: Final = 10
 #: A rare name is learnt where so many other accounts of the namespace use it.
 COLLEAGUES: Final = 2
+_METADATA: Final = frozenset({"metadata", "instance-data"})
 _MINE: Final = ("private", "unique-local", "carrier-grade NAT")
 
 
@@ -134,7 +139,7 @@ def _at_sight(record: Record, limits: Thresholds) -> tuple[Left, str] | None:
         return Left.MALFORMED, ""
     if literal:
         return Left.ADDRESS, literal
-    if record.host == "metadata" or record.host.startswith(("metadata.", "instance-data.")):
+    if record.host.partition(".")[0] in _METADATA and (record.host.endswith(".internal") or "." not in record.host):
         return Left.ADDRESS, "a name of cloud metadata"
     if record.host == "localhost" or record.host.endswith(".localhost"):
         return Left.ADDRESS, "loopback"
@@ -155,8 +160,8 @@ def _is_steady(record: Record) -> bool:
 
 
 def _bursts(records: Iterable[Record], seen: Observations, limits: Thresholds) -> Iterator[tuple[Record, str]]:
-    """Names that began in a burst of one client, or below one domain, and ended with it, while the client, or the
-    input, went on for longer. A name that another client has used for longer is not new.
+    """Names that began in a burst of domains of one client, or of names below one domain, and ended with it, while the
+    client, or the input, went on for longer. A name that another client has used for longer is not new.
     """
     lasted: set[tuple[str, int]] = set()
     until: dict[ClientKey, float] = defaultdict(float)
@@ -164,16 +169,20 @@ def _bursts(records: Iterable[Record], seen: Observations, limits: Thresholds) -
         until[record.client] = max(until[record.client], record.last)
         if record.last - record.first > limits.burst_s:
             lasted.add((record.host, record.port))
-    of_client, of_domain = defaultdict(list), defaultdict(list)
+    of_client: dict[ClientKey, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    of_domain = defaultdict(list)
     for record in records:
         if (record.host, record.port) not in lasted:
+            domain = domain_of(record.host)
             if until[record.client] - record.last > limits.burst_s:
-                of_client[record.client].append(record)
+                of_client[record.client][domain].append(record)
             if seen.last - record.last > limits.burst_s:
-                of_domain[record.client.gateway, domain_of(record.host)].append(record)
-    for client, found in sorted(of_client.items()):
-        for record, size in _crowded(found, limits):
-            yield record, f"{size} new names of {client}"
+                of_domain[record.client.gateway, domain].append(record)
+    for client, domains in sorted(of_client.items()):
+        firsts = [min(found, key=lambda each: (each.first, each.host, each.port)) for found in domains.values()]
+        for first, size in _crowded(firsts, limits):
+            for record in domains[domain_of(first.host)]:
+                yield record, f"{size} new domains of {client}"
     for (_, domain), found in sorted(of_domain.items()):
         for record, size in _crowded(found, limits):
             yield record, f"{size} new names below {domain}"
@@ -183,11 +192,14 @@ def _crowded(records: list[Record], limits: Thresholds) -> Iterator[tuple[Record
     """Those in any window of `burst_s` that has `burst` or more new names, and how many the window has."""
     ordered = sorted(records, key=lambda each: (each.first, each.host, each.port))
     firsts = [each.first for each in ordered]
-    done = 0
+    done = next_median = 0
+    most = 0
     for start, first in enumerate(firsts):
         stop = bisect_right(firsts, first + limits.burst_s)
         if stop - start >= limits.burst:
-            most = FAR_MORE * median_low(each.times for each in ordered[start:stop]) + 1
+            if start >= next_median:  # twice for each window's length: there may be as many windows as names
+                most = FAR_MORE * median_low(each.times for each in ordered[start:stop]) + 1
+                next_median = (start + stop) // 2
             yield from ((each, stop - start) for each in ordered[max(start, done) : stop] if each.times <= most)
             done = stop
 
@@ -203,17 +215,22 @@ def _found_by_trying(
         users[record.host, record.port] += 1
         if not record.reached and not record.denied:
             tried[record.client].append(record)
-    crowds = {client: [each for each, _ in _crowded(found, limits)] for client, found in tried.items()}
+    crowds = {
+        client: sorted((each.first, *_look(each)) for each, _ in _crowded(found, limits))
+        for client, found in tried.items()
+    }
     for record in records:
         crowd = crowds.get(record.client)
         if not crowd or users[record.host, record.port] > 1:
             continue
-        around = [each for each in crowd if abs(each.first - record.first) <= limits.burst_s / 2]
-        if around:
-            own = _look(record)
-            alike = sum(look[:2] == own[:2] and look[2] >= own[2] for look in map(_look, around))
-            if alike >= len(around) * LEAST_ALIKE:
-                yield record, f"{len(around)} names of {record.client} never answered then"
+        start = bisect_left(crowd, (record.first - limits.burst_s / 2,))
+        around = crowd[start : bisect_right(crowd, (record.first + limits.burst_s / 2, inf))][:MAX_COMPARED]
+        count, ending, like_words = _look(record)
+        alike = [each[3] for each in around if each[1:3] == (count, ending)]
+        if like_words >= CLEARLY_WORDS:
+            alike = [each for each in alike if each >= like_words]
+        if around and len(alike) >= len(around) * LEAST_ALIKE:
+            yield record, f"{len(around)} names of {record.client} never answered then"
 
 
 def _look(record: Record) -> tuple[int, str, float]:

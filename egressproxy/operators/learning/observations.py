@@ -18,8 +18,8 @@ from egressproxy.errors import Reason
 from egressproxy.operators.learning.names import HOSTNAME, carries_data, domain_of, is_random
 from egressproxy.upstream.address_policy import classify
 
-#: Records in memory, some 600 bytes each.
-MAX_RECORDS: Final = 60_000
+#: Records in memory, some 600 bytes each, and as much again while they are judged.
+MAX_RECORDS: Final = 40_000
 #: Names of one client below one domain. More than that is no list that a person reads.
 MAX_NAMES: Final = 1_000
 MAX_CLIENTS: Final = 10_000
