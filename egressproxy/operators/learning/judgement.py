@@ -229,7 +229,7 @@ def _found_by_trying(
         alike = [each[3] for each in around if each[1:3] == (count, ending)]
         if like_words >= CLEARLY_WORDS:
             alike = [each for each in alike if each >= like_words]
-        if around and len(alike) >= len(around) * LEAST_ALIKE:
+        if len(around) >= limits.burst and len(alike) >= len(around) * LEAST_ALIKE:
             yield record, f"{len(around)} names of {record.client} never answered then"
 
 

@@ -87,6 +87,12 @@ def test_the_generated_name_that_exists_is_left_out_with_those_that_do_not():
     assert (found["qzxkvjwpfhg.net"], found["metrics.riverstone.net"]) == ("TRIED", "learnt")
 
 
+def test_one_typing_error_beside_a_name_says_nothing_of_it():
+    typed = [line(f"{n}x.api.example.net", 300 + at, reason="dns_nxdomain") for at, n in enumerate("abcdefghijkl")]
+    wrong = [line("data.river.exampel.net", 60, reason="dns_nxdomain")]
+    assert outcome(*typed, *wrong, *often("data.river.example.net"))["data.river.example.net"] == "learnt"
+
+
 def test_random_labels_are_learnt_only_in_steady_use():
     bucket = "3f2504e04f8911d39a0c0305e82c3301.s3.example"
     assert outcome(*often(bucket, 12)) == {bucket: "learnt"}
