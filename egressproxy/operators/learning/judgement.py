@@ -16,7 +16,7 @@ from math import inf
 from statistics import median_low
 from typing import Final
 
-from egressproxy.operators.learning.names import HOSTNAME, Lookalikes, domain_of, wordiness
+from egressproxy.operators.learning.names import HOSTNAME, Lookalikes, domain_of
 from egressproxy.operators.learning.observations import ClientKey, Observations, Record, address_class
 
 #: A name in use for this long, at this many times, is in steady use: it does not end with the burst that began it.
@@ -24,9 +24,7 @@ STEADY_S: Final = 3600.0
 STEADY_TIMES: Final = 10
 #: A name that is used so many times as often as the usual one of a burst is not of it.
 FAR_MORE: Final = 2
-#: A name is like generated ones where this share of them has as many labels and the same ending; if the name is clearly
-#: made of words (one of 300 random names is so by chance), where they are as like words, too.
-CLEARLY_WORDS: Final = 0.75
+#: A name is like generated ones where this share of them has as many labels and the same ending.
 LEAST_ALIKE: Final = 0.02
 #: Names that a name is compared with: enough to tell, and bounded.
 MAX_COMPARED: Final = 500
@@ -208,7 +206,7 @@ def _found_by_trying(
     records: Iterable[Record], every: Iterable[Record], limits: Thresholds
 ) -> Iterator[tuple[Record, str]]:
     """Names that a client began to use while it tried many others that never answered, as generated names are. Not one
-    that another client uses, too, or that looks otherwise: more like words, of more labels, or with another ending.
+    that another client uses, too, or that has another number of labels, or another ending.
     """
     tried, users = defaultdict(list), Counter[tuple[str, int]]()
     for record in every:
@@ -225,17 +223,14 @@ def _found_by_trying(
             continue
         start = bisect_left(crowd, (record.first - limits.burst_s / 2,))
         around = crowd[start : bisect_right(crowd, (record.first + limits.burst_s / 2, inf))][:MAX_COMPARED]
-        count, ending, like_words = _look(record)
-        alike = [each[3] for each in around if each[1:3] == (count, ending)]
-        if like_words >= CLEARLY_WORDS:
-            alike = [each for each in alike if each >= like_words]
+        alike = [each for each in around if each[1:] == _look(record)]
         if len(around) >= limits.burst and len(alike) >= len(around) * LEAST_ALIKE:
             yield record, f"{len(around)} names of {record.client} never answered then"
 
 
-def _look(record: Record) -> tuple[int, str, float]:
-    """The number of labels, the last one, and how much like words the owner's label is."""
-    return record.host.count("."), record.host.rpartition(".")[2], wordiness(domain_of(record.host).partition(".")[0])
+def _look(record: Record) -> tuple[int, str]:
+    """The number of labels, and the last one."""
+    return record.host.count("."), record.host.rpartition(".")[2]
 
 
 def _spans(records: Iterable[Record]) -> dict[ClientKey, float]:

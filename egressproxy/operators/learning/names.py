@@ -72,16 +72,9 @@ def carries_data(host: str) -> bool:
 
 def is_random(label: str) -> bool:
     """Whether a label of 16 or more characters looks unlike words."""
-    return len(label) >= RANDOM_LENGTH and wordiness(label) < _USUAL_SHARE
-
-
-def wordiness(label: str) -> float:
-    """The share of neighbours in the label that are usual in words, from 0 to 1."""
-    pairs = usual = 0
-    for part in re.split("[-_]", label):
-        pairs += max(len(part) - 1, 0)
-        usual += sum(part[at : at + 2] in _USUAL for at in range(len(part) - 1))
-    return usual / pairs if pairs else 1.0
+    parts = [part for part in re.split("[-_]", label) if part]
+    pairs = [part[at : at + 2] for part in parts for at in range(len(part) - 1)]
+    return len(label) >= RANDOM_LENGTH and sum(pair in _USUAL for pair in pairs) < len(pairs) * _USUAL_SHARE
 
 
 class Lookalikes:
