@@ -88,10 +88,11 @@ class Questions:
 
     async def _decisions(self, request: web.BaseRequest) -> web.StreamResponse:
         if request_id := request.query.get("request"):
-            found = map(json.loads, await self._state.ask_some("shown", "decision", request_id))
-            return _json(json.dumps(next(filter(None, found), {"decisions": [], "denial": None})))
+            about = map(json.loads, await self._state.ask_some("shown", "decision", request_id))
+            return _json(json.dumps(next(filter(None, about), {"decisions": [], "denial": None})))
         async with self._slots:
-            body = await asyncio.to_thread(_latest, await self._state.ask_some("decisions"))
+            found = await self._state.ask_some("decisions")
+            body = await asyncio.to_thread(_latest, found, request.query.get("all") == "1")
         return _json(body)
 
     async def _check_reader(self, request: web.BaseRequest) -> None:
@@ -247,11 +248,12 @@ def _not_all(error: NotAnswered) -> ApiError:
     return ApiError(503, "ServiceUnavailable", f"not all workers have answered: {error}")
 
 
-def _latest(decisions: Iterable[bytes]) -> str:
-    """The decisions of all workers, the latest first, as many as one worker keeps."""
+def _latest(decisions: Iterable[bytes], has_all: bool) -> str:
+    """The decisions of all workers, the latest first; all of them, or as many as one worker keeps."""
     every: list[list[dict[str, Any]]] = [json.loads(each) for each in decisions]
     merged = heapq.merge(*every, key=lambda decision: decision["time"], reverse=True)
-    return json.dumps({"decisions": list(islice(merged, max(map(len, every), default=0)))})
+    most = None if has_all else max(map(len, every), default=0)
+    return json.dumps({"decisions": list(islice(merged, most))})
 
 
 def _summed(workers: Iterable[bytes]) -> str:

@@ -31,7 +31,8 @@ from egressproxy.model.authority import AuthorityError, parse_authority
 from egressproxy.model.work import at_once
 from egressproxy.net.timers import TimerWheel
 from egressproxy.operators.explain.decision_diff import outcome
-from egressproxy.processes.loader.answer import compiled_for, previous_of
+from egressproxy.processes.loader.answer import machine_of, previous_of
+from egressproxy.processes.loader.compilation import compiled
 from egressproxy.processes.loader.request import LoadRequest, read_request
 from egressproxy.processes.pickling import loads
 from egressproxy.telemetry.metrics import Metrics
@@ -122,13 +123,14 @@ def _with_entries(
 ) -> Snapshot:  # fmt: skip
     """What would serve the asked requests with their entries. Raises ConfigError, ValueError or OSError."""
     text = "".join(_lines(_allowing(old.to_manifest(), list(entries.values()))))
-    (made,) = load_text(text, old.origin.file or "<change>", is_from_api=old.origin.is_from_api).objects
+    (changed,) = load_text(text, old.origin.file or "<change>", is_from_api=old.origin.is_from_api).objects
     together = ResourceSet(
-        [made if each is old else each for each in resources.objects], resources.warnings, resources.problems,
+        [changed if each is old else each for each in resources.objects], resources.warnings, resources.problems,
         resources.broken, resources.read, resources.left_out,
     )  # fmt: skip
     places = {(asked[number][1].gateway, asked[number][1].listener) for number in entries}
-    return _snapshot(compiled_for(request, together, previous_of(request.memory)).spec, places)
+    made = compiled(together, request.bind, previous_of(request.memory), machine_of(request))
+    return _snapshot(made.spec, places)
 
 
 def _snapshot(spec: ConfigIR, places: set[tuple[str, str]]) -> Snapshot:
