@@ -73,10 +73,10 @@ async def _proposals(request: LoadRequest, asked: Sequence[tuple[str, RecentDeci
             continue
         before = old.to_manifest()
         before["metadata"] = {name: value for name, value in before["metadata"].items() if name not in _OF_SERVERS}
-        lines = _lines(before)
+        lines, end = _lines(before), max(until, monotonic() + 1.0)  # what took long to compile is not in vain
         for number, entry in entries.items():
             then = outcome(snapshot, asked[number][1])
-            if then.is_allowed and then.is_sure and monotonic() <= until:
+            if then.is_allowed and then.is_sure and monotonic() <= end:
                 after = _allowing(before, [entry])
                 size = len(json.dumps(after))
                 is_shown = size <= min(MAX_MANIFEST, room)
