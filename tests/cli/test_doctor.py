@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from egressproxy.cli import config_probes, doctor, machine_probes
-from egressproxy.cli.findings import FAILURE, OK, WARNING, Finding
+from egressproxy.cli.machine_probes import FAILURE, OK, WARNING, Finding
 from egressproxy.cli.main import main
+from egressproxy.net.process import cpu_quota
 from egressproxy.run_options import RunOptions
+from egressproxy.upstream.dns_client import SYSTEM_TRUST
 from egressproxy.upstream.dns_server import Server
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
@@ -46,7 +49,7 @@ spec:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name servers of the machine that runs the tests are not asked."""
-    monkeypatch.setattr(machine_probes, "dns", lambda: [Finding(OK, "dns", "not asked")])
+    monkeypatch.setitem(machine_probes.PROBES, "dns", lambda: [])
 
 
 def invoke(*arguments: str) -> Result:
@@ -91,12 +94,17 @@ def test_a_broken_manifest_is_a_failure_with_its_place(tmp_path: Path):
 @pytest.mark.usefixtures("quiet")
 def test_a_probe_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch):
     hangs = threading.Event()
-    monkeypatch.setattr(doctor, "PROBE_S", 0.3)
-    monkeypatch.setattr(machine_probes, "kernel", lambda: [hangs.wait(30)])
-    monkeypatch.setattr(machine_probes, "build", lambda: 1 / 0)
+
+    def slow() -> Iterator[Finding]:
+        yield Finding(OK, "Linux")
+        hangs.wait(30)
+
+    monkeypatch.setattr(doctor, "PROBES_S", 0.3)
+    monkeypatch.setitem(machine_probes.PROBES, "kernel", slow)
+    monkeypatch.setitem(machine_probes.PROBES, "build", lambda: 1 / 0)
     result = invoke()
     hangs.set()
-    assert "warning kernel        no result within 0.3 s" in result.stdout
+    assert "ok      kernel        Linux\nwarning kernel        no result within 0.3 s" in result.stdout
     assert "warning build         could not be looked at: ZeroDivisionError" in result.stdout
 
 
@@ -108,7 +116,8 @@ def test_it_has_the_options_of_run():
 
 
 def test_a_key_log_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor, "_probes", lambda *_: [])
+    monkeypatch.setattr(machine_probes, "PROBES", {})
+    monkeypatch.setattr(config_probes, "PROBES", {})
     assert invoke("--tls-key-log", str(tmp_path / "keys")).exit_code == 0
     assert not (tmp_path / "keys").exists()
 
@@ -117,8 +126,8 @@ def test_a_server_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(machine_probes, "ANSWER_S", 0.05)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
-        found = machine_probes.asked(Server("127.0.0.1", silent.getsockname()[1], "udp", ""))
-    assert (found.level, found.topic) == (FAILURE, "dns")
+        (found,) = machine_probes.asked([(Server("127.0.0.1", silent.getsockname()[1], "udp", ""), SYSTEM_TRUST)])
+    assert found.level == FAILURE
     assert "has not answered" in found.seen
 
 
@@ -163,7 +172,7 @@ def test_proxies_of_the_environment_are_told_without_their_passwords(monkeypatch
     monkeypatch.setenv("HTTPS_PROXY", "http://alice:geheim@proxy.corp:3128/?key=geheim")
     (found,) = machine_probes.environment()
     assert found.level == WARNING
-    assert found.seen.startswith("$HTTPS_PROXY: http://proxy.corp:3128; ")
+    assert found.seen.startswith("$HTTPS_PROXY: proxy.corp:3128; ")
     assert "geheim" not in str(found)
 
 
@@ -173,24 +182,24 @@ def test_more_workers_than_the_quota_allows_are_a_warning(tmp_path: Path):
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("150000 100000\n")
     (tmp_path / "sys/fs/cgroup/memory.max").write_text(str(256 << 20))
-    assert config_probes.cpu_quota(tmp_path) == 1.5
+    assert cpu_quota(tmp_path) == 1.5
     *_, memory, processors = config_probes.limits(RunOptions(workers=4), tmp_path)
     assert (memory.level, processors.level) == (WARNING, WARNING)
     assert "4 workers: more workers than processors" in processors.seen
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("max 100000\n")
-    assert config_probes.cpu_quota(tmp_path) == 0
+    assert cpu_quota(tmp_path) == 0
 
 
 def test_secrets_that_everybody_reads_are_told(tmp_path: Path):
     manifest = tmp_path / "secret.yaml"
-    manifest.write_text("apiVersion: v1\nkind: Secret\nmetadata: {name: a}\n")
+    manifest.write_text("apiVersion: v1\nkind: Secret\nmetadata: {name: a, namespace: a}\n")
     manifest.chmod(0o644)
     options = RunOptions(config=(tmp_path,))
-    (found,) = config_probes.files(options)
+    *_, found = config_probes.configuration(options)
     assert (found.level, found.seen) == (WARNING, f"every user of this machine can read {manifest}")
     manifest.chmod(0o640)
-    (found,) = config_probes.files(options)
-    assert found.level == OK
+    *_, found = config_probes.configuration(options)
+    assert (found.level, found.topic) == (OK, "files")
 
 
 def test_an_argument_of_connect_that_is_no_host_is_wrong_usage():
