@@ -160,7 +160,7 @@ def roots() -> Iterator[Finding]:
 
 def strict_problems(certificate: Certificate) -> list[str]:
     """What a root lacks for X509_V_FLAG_X509_STRICT of OpenSSL, as far as its own extensions show it."""
-    from cryptography.x509 import ExtensionOID
+    from cryptography.x509.oid import ExtensionOID
 
     try:
         is_critical = {each.oid: each.critical for each in certificate.extensions}

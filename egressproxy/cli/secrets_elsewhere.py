@@ -10,6 +10,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from egressproxy.config.reading.load import ResourceSet
@@ -43,17 +44,15 @@ def with_stand_ins(resources: ResourceSet, missing: Iterable[str], findings: Ite
             keys[name].add(key)
     chain, private = new_ca("stand-in", time.time(), 365)
     pem = {"tls.crt": chain, "tls.key": private.reveal().decode(), "ca.crt": chain}
-    login = dict.fromkeys(("token", "username", "password"), "stand-in")
-    made = [
-        Secret.model_validate(
-            {
-                "apiVersion": "v1", "kind": "Secret",
-                "metadata": dict(zip(("namespace", "name"), name.split("/"), strict=True)),
-                "stringData": {**dict.fromkeys(filter(None, keys[name]), "stand-in"), **login, **pem},
-            }
+    made = []
+    for name in missing:
+        # Usable as a key, and each another: what a filter finds wrong with it could hide what is wrong with the next.
+        texts = dict.fromkeys(
+            ("token", "username", "password", *filter(None, keys[name])), sha256(name.encode()).hexdigest()
         )
-        for name in missing
-    ]  # fmt: skip
+        metadata = dict(zip(("namespace", "name"), name.split("/"), strict=True))
+        value = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {**texts, **pem}}
+        made.append(Secret.model_validate(value))
     return ResourceSet(
         (*resources.objects, *made), resources.warnings, resources.problems, resources.broken, resources.read,
         resources.left_out,
