@@ -75,6 +75,22 @@ def test_a_hostile_path_is_escaped(hostile: str):
     assert text[:-1].isprintable()
 
 
+@pytest.mark.parametrize("field", ["status", "reason", "would_deny", "duration_ms", "method", "namespace", "rule"])
+def test_a_field_of_a_filter_in_the_place_of_ours_hides_no_exchange(field: str):
+    reading, writing = os.pipe()
+    log = AccessLog(writing, log_format="text")
+    for fields in ({field: {"\x7f": 1}}, {}):
+        finished = exchange()
+        finished.add_log_fields(fields)
+        log.record(finished)
+    log.close()
+    os.close(writing)
+    with open(reading) as file:
+        lines = file.read().splitlines()
+    assert len(lines) == 2
+    assert lines[0].isprintable()
+
+
 def test_a_long_path_is_cut():
     assert len(PLAIN.line(values(path="/" + "x" * 8000))) < MAX_WHERE + 60
 
