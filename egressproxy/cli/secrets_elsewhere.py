@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import Secret
+from egressproxy.config.resources.values import SUBDOMAIN
 from egressproxy.gateway.leaf_certificates.minting import new_ca
 
 if TYPE_CHECKING:
@@ -28,11 +29,14 @@ _OF_OTHER_NAMES: Final = "HostnameNotCovered"
 
 
 def missing_secrets(resources: ResourceSet) -> list[str]:
-    """The Secrets (`namespace/name`) that references have looked for in vain."""
+    """The Secrets (`namespace/name`) that references have looked for in vain, and that can be elsewhere."""
     return sorted(
         f"{namespace}/{name}"
         for group, kind, namespace, name in resources.wanted
-        if not group and kind == Secret.KIND and (group, kind, namespace, name) not in resources.by_key
+        if not group
+        and kind == Secret.KIND
+        and (group, kind, namespace, name) not in resources.by_key
+        and SUBDOMAIN.fullmatch(name)
     )
 
 

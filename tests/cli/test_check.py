@@ -614,6 +614,7 @@ def test_secrets_that_are_elsewhere_are_forgiven_with_all_that_follows(tmp_path:
     [
         ("name: openai}]", "name: openay}]", "Backend agents/openay does not exist"),
         ("{name: openai-api-key,", "{name: openai-api-key, namespace: other,", "RefNotPermitted"),
+        ("{name: openai-api-key,", "{name: OpenAI_key,", "Secret agents/OpenAI_key with key special"),
         ("header: Authorization,", "heather: Authorization,", "heather"),
         ("name: gw-cert}", "kind: ConfigMap, name: gw-cert}", "gw-cert"),
         (
@@ -631,7 +632,7 @@ def test_secrets_that_are_elsewhere_are_forgiven_with_all_that_follows(tmp_path:
             "a canary key has to have 16 to 1024 characters",
         ),
     ],
-    ids=["backend", "grant", "field", "kind", "key", "value-behind-a-missing-one"],
+    ids=["backend", "grant", "impossible-name", "field", "kind", "key", "value-behind-a-missing-one"],
 )
 def test_nothing_but_missing_secrets_is_forgiven(tmp_path: Path, before: str, after: str, found: str):
     assert before in SECRETS
