@@ -41,9 +41,7 @@ def limits(options: RunOptions, root: Path = Path("/")) -> Iterator[Finding]:
         shown = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
         yield Finding(OK, f"{shown} file descriptors (`run` raises its limit from {soft:,})")
     workers = f"{options.workers} worker{'s' * (options.workers > 1)}"
-    if not (limit := cgroup_limit(root)):
-        yield Finding(OK, "no limit of memory")
-    else:
+    if limit := cgroup_limit(root):
         each = options.max_memory or memory_for_each(options.workers, root)
         seen = f"the cgroup allows {limit >> 20} MiB: {each >> 20} MiB for each of {workers}"
         if each * options.workers > limit:

@@ -102,7 +102,7 @@ class _Probe(Thread):
     def run(self) -> None:
         try:
             for each in self._look():
-                self._found.append(each)  # one by one: those before one that hangs are known
+                self._found.append(each)  # not all at the end, which a probe may never reach
         except Exception as error:  # a probe that fails says nothing of the others
             self._found.append(Finding(WARNING, f"could not be looked at: {type(error).__name__}: {error}"))
 

@@ -249,8 +249,6 @@ def environment() -> Iterator[Finding]:
             "if the internet is reached only by that proxy, name it as `parent` in an EgressPolicy: docs/parents.md"
         )
         yield Finding(WARNING, f"{', '.join(names)}: {where}; the gateway does not follow these variables", remedy)
-    if not seen:
-        yield Finding(OK, "no proxy variables")
 
 
 def packages() -> Iterator[Finding]:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import Reason
 from egressproxy.telemetry.access_log import AccessLog
-from egressproxy.telemetry.log_writer import is_terminal
 from egressproxy.telemetry.text_log import MAX_WHERE, TextLines
 from tests.telemetry.test_access_log import exchange
 
@@ -99,7 +98,6 @@ def on_a_terminal(*, log_format: str = "auto") -> str:
     """What is written to a terminal for one denial."""
     master, slave = pty.openpty()
     try:
-        assert is_terminal(os.ttyname(slave))
         log = AccessLog(slave, log_format=log_format)
         log.record(exchange(status=403, reason=Reason.NO_POLICY, path=b"/\x1b[2J"))
         log.close()
@@ -136,10 +134,3 @@ def test_a_pipe_has_json_and_on_request_text():
         os.close(writing)
         with open(reading) as file:
             assert file.read().startswith(begins)
-
-
-def test_files_are_no_terminals(tmp_path: Any):
-    (tmp_path / "log").touch()
-    assert [is_terminal(each) for each in ("off", str(tmp_path / "log"), str(tmp_path / "none"), "/dev/null")] == [
-        False, False, False, False,
-    ]  # fmt: skip
