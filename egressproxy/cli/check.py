@@ -104,7 +104,7 @@ def command(
             show_problems(problems, sys.stdout)
             show_findings(unserved, sys.stdout)
             less = f", {len(unserved)} not served as written" if unserved else ""
-            click.echo(f"{_counted(len(problems), 'problem')}{less}: this configuration would be refused as a whole.")
+            click.echo(f"{counted(len(problems), 'problem')}{less}: this configuration would be refused as a whole.")
         sys.exit(1)
     listeners, backends = _listeners(compiled), _published_backends(resources)
     is_good = (allow_unserved or not unserved) and not (strict and warnings)
@@ -122,7 +122,7 @@ def command(
         for name in missing:
             click.echo(f"elsewhere: Secret {name}")
         less = f" {len(unserved)} not served as written," if unserved else ""
-        click.echo(f"{_counted(len(resources), 'object')},{less} {_counted(len(warnings), 'warning')}.")
+        click.echo(f"{counted(len(resources), 'object')},{less} {counted(len(warnings), 'warning')}.")
     sys.exit(0 if is_good else 1)
 
 
@@ -223,7 +223,8 @@ def _print_json(is_good: bool, more: Mapping[str, Any], **found: Sequence[Proble
     click.echo(json.dumps({"ok": is_good, **lists, **more}, indent=2))
 
 
-def _counted(number: int, thing: str) -> str:
+def counted(number: int, thing: str) -> str:
+    """The number and the thing, which is in the plural unless it is one."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from egressproxy.cli.check import examine
+from egressproxy.cli.check import counted, examine
 from egressproxy.cli.machine_probes import CONNTRACK, FAILURE, OK, WARNING, Finding, asked, tracks_connections
 from egressproxy.model.listening_place import place_text
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
@@ -40,7 +40,7 @@ def limits(options: RunOptions, root: Path = Path("/")) -> Iterator[Finding]:
     else:
         shown = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
         yield Finding(OK, f"{shown} file descriptors (`run` raises its limit from {soft:,})")
-    workers = f"{options.workers} worker{'s' * (options.workers > 1)}"
+    workers = counted(options.workers, "worker")
     if limit := cgroup_limit(root):
         each = options.max_memory or memory_for_each(options.workers, root)
         seen = f"the cgroup allows {limit >> 20} MiB: {each >> 20} MiB for each of {workers}"
@@ -52,7 +52,7 @@ def limits(options: RunOptions, root: Path = Path("/")) -> Iterator[Finding]:
     processors, quota = len(os.sched_getaffinity(0)), cpu_quota(root)
     usable = max(1, int(min(processors, quota or processors)))
     by_quota = f", {quota:g} of them by the quota" if quota else ""
-    seen = f"{processors} processors{by_quota}, {workers}"
+    seen = f"{counted(processors, 'processor')}{by_quota}, {workers}"
     if options.workers > usable:
         yield Finding(WARNING, f"{seen}: more workers than processors", f"--workers {usable}")
     else:
@@ -93,7 +93,7 @@ def _exposed(secrets: Iterable[Path]) -> Iterator[Finding]:
         remedy = f"chmod o-r {file}, or `defaultMode: 0440` of a mounted Secret"
         yield Finding(WARNING, f"every user of this machine can read {file}", remedy, "files")
     if modes and not exposed:
-        yield Finding(OK, f"{len(modes)} files of secrets, which other users cannot read", topic="files")
+        yield Finding(OK, f"{counted(len(modes), 'file')} of secrets, which other users cannot read", topic="files")
 
 
 def ports(options: RunOptions) -> Iterator[Finding]:
@@ -129,7 +129,7 @@ def configuration(options: RunOptions) -> Iterator[Finding]:
     if len(shown) > _MAX_SHOWN:
         yield Finding(WARNING, f"and {len(shown) - _MAX_SHOWN} more", "`egressproxy check` shows all")
     if not shown:
-        yield Finding(OK, f"{len(resources)} objects, all served as written")
+        yield Finding(OK, f"{counted(len(resources), 'object')}, all served as written")
     yield from _exposed(_secret_files(resources))
     if not compiled.problems:
         if not _is_handed_over(options):

@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from egressproxy.cli import config_probes, machine_probes
+from egressproxy.cli.check import counted
 from egressproxy.cli.client_options import CLIENT_OPTIONS
 from egressproxy.cli.machine_probes import FAILURE, OK, WARNING, Finding
 from egressproxy.cli.options import ConfigByOption
@@ -81,7 +82,7 @@ def command(connect: str, output: str, sources: tuple[SecretSource, ...], **give
     if output == "json":
         click.echo(json.dumps({"ok": not failures, "findings": findings}, indent=2))
     else:
-        click.echo(f"{_counted(failures, 'failure')}, {_counted(warnings, 'warning')}.")
+        click.echo(f"{counted(failures, 'failure')}, {counted(warnings, 'warning')}.")
     sys.exit(1 if failures else 0)
 
 
@@ -122,7 +123,3 @@ def _line(found: dict[str, str]) -> StyledLine:
     remedy = [(f" ({found['remedy']})", "green")] if found["remedy"] else []
     level = found["level"]
     return [(f"{level:8}", _STYLES[level]), (f"{found['topic']:14}", "cyan"), (found["seen"], ""), *remedy]
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

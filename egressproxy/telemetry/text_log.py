@@ -29,7 +29,7 @@ _GREEN, _YELLOW, _RED, _DIM, _BOLD = "32", "33", "31", "2", "1"
 _TO_DO: Final[Mapping[Reason, str]] = {
     Reason.DESTINATION_DENIED: "remove or narrow the entry of destinations.deny",
     Reason.NO_POLICY: "attach an EgressPolicy with destinations.allow, or a route",
-    Reason.ADDRESS_DENIED: "if it is to be reached, allow its name and range in addresses.allow of an EgressPolicy",
+    Reason.ADDRESS_DENIED: "leave it closed, or name the range and the hosts in addresses.allow of the policy",
     Reason.REVERSE_DNS_DENIED: "correct the PTR records, or set dns.reverseCheck: Report",
     Reason.CREDENTIALS_REQUIRED: "give the client its token or password: https_proxy=http://any:TOKEN@gateway:port",
     Reason.CREDENTIALS_REFUSED: "give the client a fresh token or the right password",
@@ -111,6 +111,11 @@ class TextLines:
         return f"\x1b[{style}m{escaped(text)}\x1b[0m" if self._is_coloured and style else escaped(text)
 
 
+def remedy_of(reason: Reason) -> str:
+    """What to do about a reason in general; "" where nothing is known, or nothing is to be done."""
+    return _TO_DO.get(reason, REMEDIES.get(reason, ""))
+
+
 def _remedy(reason: str, values: Mapping[str, Any]) -> str:
     """What to add or mend; "" where the log cannot say."""
     known = Reason(reason)
@@ -122,7 +127,7 @@ def _remedy(reason: str, values: Mapping[str, Any]) -> str:
         rule = values.get("rule", "-")
         field = "destinations.allow"
         return remedy if rule == "-" else remedy.replace(f"to {field}", f"to {field} of {rule}", 1)
-    return _TO_DO.get(known, REMEDIES.get(known, ""))
+    return remedy_of(known)
 
 
 def _about(values: Mapping[str, Any]) -> str:

@@ -40,6 +40,8 @@ def test_what_was_denied_has_the_reason_and_the_change_that_allows_it():
         ' {hostnames: ["paste.example"], ports: [443]} to destinations.allow of EgressPolicy agents/default'
     )
     assert "leave it closed" in PLAIN.line({**denied, "authority": "169.254.169.254:80"})
+    rebound = {**denied, "reason": "resolved_denied", "detail": "169.254.169.254 (cloud metadata)"}
+    assert "resolved_denied: 169.254.169.254 (cloud metadata); leave it closed" in PLAIN.line(rebound)
 
 
 def test_details_and_reports_are_told():
