@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 ADMIN: Final = ("127.0.0.1", 15900)
 #: The environment variable with another default of --admin, as for the option.
 ADMIN_VARIABLE: Final = "EGRESSPROXY_ADMIN"
-#: What every answer of the admin address says of its server (`admin.status.HEADERS`).
-SERVER: Final = "egressproxy"
+#: Fields that every answer of the admin address has (`admin.status.HEADERS`). A proxy in front of it replaces Server.
+MARKS: Final = {"Server": "egressproxy", "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"}
 #: Timeout of one request: longer than a DNS query, or the reload of a large configuration, may take.
 ASK_S: Final = 150.0
 
@@ -92,7 +92,8 @@ def _answer(
             fields["Authorization"] = f"Bearer {token}"
         connection.request(method, target, headers=fields)
         answer = connection.getresponse()
-        if (name := answer.getheader("Server", "")) != SERVER:
+        if not is_of_gateway(answer):
+            name = answer.getheader("Server", "")
             _refuse_other(admin, f"another server of HTTP{f' ({printable(name[:80])})' if name else ''}")
         if answer.status >= 400:
             click.echo(f"egressproxy: {json.loads(answer.read()).get('message', answer.reason)}", err=True)
@@ -114,6 +115,11 @@ def _answer(
         sys.exit(2)
     finally:
         connection.close()
+
+
+def is_of_gateway(answer: HTTPResponse) -> bool:
+    """Whether the admin address of a gateway has made this response."""
+    return any(answer.getheader(name) == value for name, value in MARKS.items())
 
 
 def _refuse_other(admin: tuple[str, int], who: str) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from egressproxy.cli.asking import SERVER
+from egressproxy.cli.asking import is_of_gateway
 from egressproxy.cli.options import asked_admin
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def ask_briefly(ctx: click.Context, path: str, accept: str = "application/json")
         try:
             connection.request("GET", path, headers={"X-Egressproxy": "cli", "Accept": accept})
             answer = connection.getresponse()
-            is_ours = answer.status == 200 and answer.getheader("Server") == SERVER
+            is_ours = answer.status == 200 and is_of_gateway(answer)
             return json.loads(answer.read()) if is_ours else None
         finally:
             connection.close()

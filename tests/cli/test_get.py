@@ -15,6 +15,8 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from egressproxy.admin.server import AdminServer
+from egressproxy.admin.status import HEADERS
+from egressproxy.cli.asking import MARKS
 from egressproxy.cli.main import main
 from egressproxy.config.reading.load import load_text
 from tests.admin.kit import Holder, admin_server, entry
@@ -182,6 +184,15 @@ def other_program(said: bytes) -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{other.getsockname()[1]}"
         thread.join()
+
+
+def test_a_proxy_before_the_admin_address_may_have_its_name():
+    assert MARKS.items() <= HEADERS.items()
+    name = "Content-Security-Policy"
+    said = f'HTTP/1.1 200 OK\r\nServer: envoy\r\n{name}: {MARKS[name]}\r\nContent-Length: 12\r\n\r\n{{"model":{{}}}}'
+    with other_program(said.encode()) as address:
+        result = CliRunner().invoke(main, ["env", "--admin", address])
+    assert "the gateway at --admin has no forward-proxy listener" in result.output
 
 
 def test_nothing_that_another_program_says_is_taken_for_a_listener():
