@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from egressproxy.cli.check import counted, examine
-from egressproxy.cli.machine_probes import CONNTRACK, FAILURE, OK, WARNING, Finding, asked, tracks_connections
+from egressproxy.cli.machine_probes import CONNTRACK, FAILURE, OK, WARNING, Finding, asked, judged, tracks_connections
 from egressproxy.model.listening_place import place_text
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.net.listening import REMEDIES, bind, why_unusable
@@ -33,30 +33,23 @@ def limits(options: RunOptions, root: Path = Path("/")) -> Iterator[Finding]:
     """Descriptors, memory and processors, against what so many workers need."""
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < _FEW_DESCRIPTORS:
-        remedy = "LimitNOFILE= in systemd, ulimits in Docker, `ulimit -Hn` in a shell"
-        yield Finding(WARNING, f"{hard:,} file descriptors at most: an exchange takes two", remedy)
-    else:
-        shown = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,}"
-        yield Finding(OK, f"{shown} file descriptors (`run` raises its limit from {soft:,})")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    shown = "any number of" if most == resource.RLIM_INFINITY else f"{most:,}"
+    problem = "an exchange takes two" if 0 <= most < _FEW_DESCRIPTORS else ""
+    remedy = "LimitNOFILE= in systemd, ulimits in Docker, `ulimit -Hn` in a shell"
+    yield judged(f"{shown} file descriptors", problem, remedy)
     workers = counted(options.workers, "worker")
     if limit := cgroup_limit(root):
         each = options.max_memory or memory_for_each(options.workers, root)
-        seen = f"the cgroup allows {limit >> 20} MiB: {each >> 20} MiB for each of {workers}"
-        if each * options.workers > limit:
-            remedy = f"raise the limit, or give fewer --workers: each has {LEAST_BYTES >> 20} MiB or more"
-            yield Finding(WARNING, f"{seen}, which is more than there is", remedy)
-        else:
-            yield Finding(OK, seen)
+        problem = "that is more than there is" if each * options.workers > limit else ""
+        remedy = f"raise the limit, or give fewer --workers: each has {LEAST_BYTES >> 20} MiB or more"
+        seen = f"the cgroup allows {limit >> 20} MiB, {each >> 20} MiB for each of {workers}"
+        yield judged(seen, problem, remedy)
     processors, quota = len(os.sched_getaffinity(0)), cpu_quota(root)
     usable = max(1, int(min(processors, quota or processors)))
     by_quota = f", {quota:g} of them by the quota" if quota else ""
-    seen = f"{counted(processors, 'processor')}{by_quota}, {workers}"
-    if options.workers > usable:
-        yield Finding(WARNING, f"{seen}: more workers than processors", f"--workers {usable}")
-    else:
-        yield Finding(OK, seen)
+    problem = "more workers than processors" if options.workers > usable else ""
+    yield judged(f"{counted(processors, 'processor')}{by_quota}, {workers}", problem, f"--workers {usable}")
 
 
 def files(options: RunOptions) -> Iterator[Finding]:
@@ -77,12 +70,12 @@ def files(options: RunOptions) -> Iterator[Finding]:
 
 
 def _writable(folder: Path, what: str) -> Finding:
+    problem, remedy = "", "change its owner or mode"
     if not folder.is_dir():
-        why = "is no folder" if folder.exists() else "does not exist"
-        return Finding(FAILURE, f"{what}: {folder} {why}", f"mkdir -p {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return Finding(FAILURE, f"{what}: this user cannot write in {folder}", "change its owner or mode")
-    return Finding(OK, f"{what}: {folder} can be written")
+        problem, remedy = "is no folder" if folder.exists() else "does not exist", f"mkdir -p {folder}"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem = "this user cannot write there"
+    return judged(f"{what}: {folder}", problem, remedy, FAILURE)
 
 
 def _exposed(secrets: Iterable[Path]) -> Iterator[Finding]:

@@ -56,6 +56,11 @@ class Finding(NamedTuple):
     topic: str = ""
 
 
+def judged(seen: str, problem: str, remedy: str, level: str = WARNING) -> Finding:
+    """What is seen, which is good without a problem."""
+    return Finding(level, f"{seen}: {problem}", remedy) if problem else Finding(OK, seen)
+
+
 def build() -> Iterator[Finding]:
     """Which build runs, and on which loop."""
     if platform.system() != "Linux":
@@ -119,14 +124,13 @@ async def _asked(server: Server, tls: BackendTlsIR) -> Finding:
         client.close()
     knows_edns = wire[10:12] != b"\x00\x00"
     took = f"{(time.monotonic() - began) * 1000:.0f} ms"
-    if may_refuse_edns(wire) and not knows_edns:
-        seen = f"{where} refuses EDNS ({code}): each name may cost a second query"
-        return Finding(WARNING, seen, "use a server that knows RFC 6891", "dns")
     seen = f"{where} answers {code} for {ASKED_NAME} in {took}, {'with' if knows_edns else 'without'} EDNS"
-    if code in ("NOERROR", "NXDOMAIN"):
-        return Finding(OK, seen, topic="dns")
-    remedy = "see whether it reaches the servers of the internet; a closed network may not"
-    return Finding(WARNING, seen, remedy, "dns")
+    if may_refuse_edns(wire) and not knows_edns:
+        problem, remedy = "each name may cost a second query", "use a server that knows RFC 6891"
+    else:
+        problem = "" if code in ("NOERROR", "NXDOMAIN") else "it cannot be used for names of the internet"
+        remedy = "see whether it reaches the servers of the internet; a closed network may not"
+    return judged(seen, problem, remedy)._replace(topic="dns")
 
 
 def roots() -> Iterator[Finding]:
@@ -184,14 +188,11 @@ def clock() -> Iterator[Finding]:
         yield Finding(FAILURE, seen, "set the clock")
         return
     try:
-        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only asks
+        is_lone = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) == _TIME_ERROR  # modes 0: only asks
     except (OSError, AttributeError):
-        state = -1
-    if state == _TIME_ERROR:
-        remedy = "compare it; run chrony or systemd-timesyncd, on the host of a container or virtual machine"
-        yield Finding(WARNING, f"{shown}, and the kernel follows no time server", remedy)
-    else:
-        yield Finding(OK, shown if state < 0 else f"{shown}, by a time server")
+        is_lone = False
+    remedy = "compare it; run chrony or systemd-timesyncd, on the host of a container or virtual machine"
+    yield judged(shown, "the kernel follows no time server" if is_lone else "", remedy)
 
 
 def kernel() -> Iterator[Finding]:
@@ -281,14 +282,15 @@ def connection(target: Authority) -> Iterator[Finding]:
         ):
             took = (time.monotonic() - began) * 1000
             yield Finding(OK, f"{target} ({sock.getpeername()[0]}): {tls.version()}, verified, {took:.0f} ms")
-    except ssl.SSLCertVerificationError as error:
-        remedy = "a corporate proxy may open TLS: add its root to the system's, or correct the clock"
-        yield Finding(FAILURE, f"{target}: {error.verify_message}", remedy)
-    except socket.gaierror as error:
-        yield Finding(FAILURE, f"{target}: {error.strerror}", "see the lines of dns")
     except OSError as error:
         remedy = "a firewall may drop it: use the parent proxy of the network (docs/parents.md)"
-        yield Finding(FAILURE, f"{target}: {error.strerror or error}", remedy)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            remedy = "a corporate proxy may open TLS: add its root to the system's, or correct the clock"
+        elif isinstance(error, socket.gaierror):
+            remedy = "see the lines of dns"
+        elif isinstance(error, ConnectionRefusedError):
+            remedy = "see whether a server listens there"
+        yield Finding(FAILURE, f"{target}: {getattr(error, 'verify_message', '') or error.strerror or error}", remedy)
 
 
 #: What looks at each topic.

@@ -66,16 +66,16 @@ def with_stand_ins(resources: ResourceSet, missing: Iterable[str], findings: Ite
 def without_stand_ins(before: Sequence[Problem], after: Iterable[Problem], missing: Iterable[str]) -> list[Problem]:
     """The findings of `after` (with stand-ins) that are not of a stand-in. `before`: those without stand-ins."""
     names = {*missing}
-    places = [
-        (each.object, each.field_path)
-        for each in before
-        if names.intersection(name for name, _ in _NAMED.findall(each.message))
-    ]
+
+    def is_named(found: Problem) -> bool:
+        return any(name in names for name, _ in _NAMED.findall(found.message))
+
+    places = [(each.object, each.field_path) for each in before if is_named(each)]
 
     def is_of_stand_in(found: Problem) -> bool:
         if found in before:
             return False
-        if names.intersection(name for name, _ in _NAMED.findall(found.message)):
+        if is_named(found):
             return True
         if found.code == _OF_OTHER_NAMES and any(f" {name} " in f"{found.message} " for name in names):
             return True

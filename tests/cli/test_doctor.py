@@ -80,7 +80,7 @@ def test_what_cannot_be_had_is_a_failure_and_the_status_says_so(tmp_path: Path):
         result = invoke("-c", str(tmp_path), "--access-log", str(tmp_path / "gone" / "log"))
     assert result.exit_code == 1
     assert f"cannot bind 127.0.0.1:{port}: Address already in use (`ss -ltnp` shows" in result.stdout
-    assert f"{tmp_path}/gone does not exist (mkdir -p {tmp_path}/gone)" in result.stdout
+    assert f"{tmp_path}/gone: does not exist (mkdir -p {tmp_path}/gone)" in result.stdout
 
 
 @pytest.mark.usefixtures("quiet")
