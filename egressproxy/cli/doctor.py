@@ -44,7 +44,8 @@ _ELSEWHERE: Final = frozenset(
     "--tls-key-log", type=click.Path(dir_okay=False, path_type=Path), default=None, metavar="FILE", help="As in `run`."
 )
 @secret_options
-def command(connect: str, output: str, sources: tuple[SecretSource, ...], **given: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, connect: str, output: str, sources: tuple[SecretSource, ...], **given: Any) -> None:
     """Look at this machine, and at what the same options would ask of `run`: DNS, roots, clock, limits, kernel, ports,
     files, proxies of the environment, optional packages, and the configuration. Each line says what was seen, and what
     to do.
@@ -64,7 +65,7 @@ def command(connect: str, output: str, sources: tuple[SecretSource, ...], **give
     if connect:
         probes.append(("connect", partial(machine_probes.connection, machine_probes.target_of(connect))))
     try:
-        options = options_of(given, sources)
+        options = options_of(ctx, given, sources)
     except click.UsageError as error:
         refused = Finding(FAILURE, error.message)
         probes.append(("options", lambda: [refused]))

@@ -77,6 +77,7 @@ def test_what_cannot_be_had_is_a_failure_and_the_status_says_so(tmp_path: Path):
         (tmp_path / "a.yaml").write_text(POLICY % (port, "127.0.0.1"))
         result = invoke("--config", str(tmp_path), "--access-log", str(tmp_path / "gone" / "log"), "--api-writes")
         assert "failure options       --api-writes needs a folder" in result.stdout
+        assert "failure options       --port is for the open proxy" in invoke("-c", str(tmp_path), "--port", "1").stdout
         result = invoke("-c", str(tmp_path), "--access-log", str(tmp_path / "gone" / "log"))
     assert result.exit_code == 1
     assert f"cannot bind 127.0.0.1:{port}: Address already in use (`ss -ltnp` shows" in result.stdout
