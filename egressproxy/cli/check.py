@@ -127,12 +127,14 @@ def command(
 
 
 def examine(
-    sources: Sequence[ConfigSource], bind: tuple[str, ...], machine: Machine
+    sources: Sequence[ConfigSource], bind: tuple[str, ...], machine: Machine, state: Path | None = None
 ) -> tuple[ResourceSet, Compiled, list[Problem]]:
-    """The objects of a configuration, what is compiled of them (with `problems`), and what was found besides."""
+    """The objects of a configuration, what is compiled of them (with `problems`), and what was found besides. `state`
+    is the folder of objects written through the API.
+    """
     from egressproxy.config.reading.load import read_all
 
-    resources = read_all(sources)
+    resources = read_all(sources, state)
     return resources, *_examined(resources, bind, machine)
 
 

@@ -109,10 +109,14 @@ def configuration(options: RunOptions) -> Iterator[Finding]:
     from egressproxy.config.reading.problems import Severity
     from egressproxy.processes.loader.compilation import Machine
 
-    if not options.sources:
+    if options.cluster is not None:
+        yield Finding(OK, "objects of the API server are not looked at here: `kubectl get -o wide` shows their status")
+    is_kept = options.cluster is None and options.state_dir is not None and options.state_dir.is_dir()
+    state = options.state_dir if is_kept else None
+    if not options.sources and state is None:
         return
     machine = Machine(why_unusable, experimental=options.experimental)
-    resources, compiled, found = examine(options.sources, options.bind, machine)
+    resources, compiled, found = examine(options.sources, options.bind, machine, state)
     problems = [*compiled.problems, *(each for each in found if each.severity is Severity.ERROR)]
     if not problems:  # `check` fails for both, too
         problems = [each for each in found if each.severity is Severity.UNSERVED]

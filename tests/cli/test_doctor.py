@@ -21,7 +21,7 @@ from egressproxy.cli import config_probes, doctor, machine_probes
 from egressproxy.cli.machine_probes import FAILURE, OK, WARNING, Finding
 from egressproxy.cli.main import main
 from egressproxy.net.process import cpu_quota
-from egressproxy.run_options import RunOptions
+from egressproxy.run_options import ClusterOptions, RunOptions
 from egressproxy.upstream.dns_client import SYSTEM_TRUST
 from egressproxy.upstream.dns_server import Server
 from tests.support.name_server import NameServer
@@ -68,6 +68,15 @@ def test_a_configuration_is_looked_at_with_its_ports_and_dns_servers(tmp_path: P
     assert by_topic["configuration"]["seen"] == "2 objects, all served as written"
     assert by_topic["ports"]["seen"].startswith("listener agents/egress/forward: 127.0.0.1:")
     assert by_topic["dns"]["seen"].startswith(f"{names.address} answers NOERROR for example.com")
+
+
+def test_what_the_api_has_written_is_looked_at_too(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text((POLICY % (free_port(), "")).partition("---")[0])
+    found = [*config_probes.configuration(RunOptions(state_dir=tmp_path))]
+    assert [each.topic for each in found] == ["", "ports"]
+    assert not [*config_probes.configuration(RunOptions(state_dir=tmp_path / "none"))]
+    (told,) = config_probes.configuration(RunOptions(state_dir=tmp_path, cluster=ClusterOptions()))
+    assert "API server" in told.seen
 
 
 @pytest.mark.usefixtures("quiet")
