@@ -56,7 +56,9 @@ def files(options: RunOptions) -> Iterator[Finding]:
     """Whether the folders of the options can be written."""
     log = None if options.access_log in (None, "off") else Path(str(options.access_log))
     if (folder := options.state_dir) is not None:
-        place = next(each for each in (folder, *folder.absolute().parents) if each.exists())  # the gateway makes it
+        place = next(
+            each for each in (folder, *folder.absolute().parents) if os.path.exists(each)
+        )  # the gateway makes it
         yield _writable(place, "--state-dir" if place == folder else f"--state-dir {folder} is to be made")
     for file, option in (
         (log, f"--access-log {log}"), (options.takeover, "--takeover"), (options.tls_key_log, "--tls-key-log"),
@@ -71,8 +73,8 @@ def files(options: RunOptions) -> Iterator[Finding]:
 
 def _writable(folder: Path, what: str) -> Finding:
     problem, remedy = "", "change its owner or mode"
-    if not folder.is_dir():
-        problem, remedy = "is no folder" if folder.exists() else "does not exist", f"mkdir -p {folder}"
+    if not os.path.isdir(folder):
+        problem, remedy = "is no folder" if os.path.exists(folder) else "does not exist", f"mkdir -p {folder}"
     elif not os.access(folder, os.W_OK | os.X_OK):
         problem = "this user cannot write there"
     return judged(f"{what}: {folder}", problem, remedy, FAILURE)
@@ -80,7 +82,7 @@ def _writable(folder: Path, what: str) -> Finding:
 
 def _exposed(secrets: Iterable[Path]) -> Iterator[Finding]:
     """Which of these files every user of the machine can read."""
-    modes = {file: file.stat().st_mode for file in secrets if file.is_file()}
+    modes = {file: file.stat().st_mode for file in secrets if os.path.isfile(file)}
     exposed = sorted(file for file, mode in modes.items() if mode & stat.S_IROTH)
     for file in exposed[:_MAX_SHOWN]:
         remedy = f"chmod o-r {file}, or `defaultMode: 0440` of a mounted Secret"
@@ -101,7 +103,7 @@ def ports(options: RunOptions) -> Iterator[Finding]:
 
 
 def _is_handed_over(options: RunOptions) -> bool:
-    return options.takeover is not None and options.takeover.exists()
+    return options.takeover is not None and os.path.exists(options.takeover)
 
 
 def configuration(options: RunOptions) -> Iterator[Finding]:
@@ -111,7 +113,7 @@ def configuration(options: RunOptions) -> Iterator[Finding]:
 
     if options.cluster is not None:
         yield Finding(OK, "objects of the API server are not looked at here: `kubectl get -o wide` shows their status")
-    is_kept = options.cluster is None and options.state_dir is not None and options.state_dir.is_dir()
+    is_kept = options.cluster is None and options.state_dir is not None and os.path.isdir(options.state_dir)
     state = options.state_dir if is_kept else None
     if not options.sources and state is None:
         return

@@ -116,8 +116,10 @@ async def _asked(server: Server, tls: BackendTlsIR) -> Finding:
         code = code_name(read(wire, question)[0])
     except TimeoutError:
         return Finding(FAILURE, f"{where} has not answered within {ANSWER_S:g} s", remedy, "dns")
-    except (DnsFailure, BadReply) as error:
-        return Finding(FAILURE, f"{where}: {error}", remedy, "dns")
+    except DnsFailure as failure:  # which names the server, and the remedy
+        return Finding(FAILURE, str(failure), topic="dns")
+    except BadReply as error:
+        return Finding(FAILURE, f"{where}: {error}", "use another server", "dns")
     except OSError as error:
         return Finding(FAILURE, f"{where}: {error.strerror or error}", remedy, "dns")
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -77,6 +78,23 @@ def test_what_the_api_has_written_is_looked_at_too(tmp_path: Path):
     assert not [*config_probes.configuration(RunOptions(state_dir=tmp_path / "none"))]
     (told,) = config_probes.configuration(RunOptions(state_dir=tmp_path, cluster=ClusterOptions()))
     assert "API server" in told.seen
+
+
+def test_a_folder_that_may_not_be_entered_is_a_failure_and_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def forbidden(path: object, *_: object, **__: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    options = RunOptions(state_dir=tmp_path / "state", socket_dirs=(tmp_path,), config=(tmp_path / "a.yaml",))
+    (tmp_path / "a.yaml").write_text((POLICY % (free_port(), "")).partition("---")[0])
+    stat = os.stat
+    monkeypatch.setattr(
+        os, "stat", lambda path, *a, **b: (forbidden if str(path).endswith("/state") else stat)(path, *a, **b)
+    )
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert [each.level for each in config_probes.files(options)] == [FAILURE, FAILURE]
+    assert len([*config_probes.configuration(options)]) == 2
 
 
 @pytest.mark.usefixtures("quiet")
