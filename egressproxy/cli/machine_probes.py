@@ -202,15 +202,15 @@ def kernel() -> Iterator[Finding]:
     from egressproxy.upstream.system_files import Ipv6Route
 
     yield Finding(OK, f"Linux {platform.release()}")
-    calls: tuple[tuple[str, Callable[[], int]], ...] = (
-        ("memfd_create", lambda: os.memfd_create("egressproxy-doctor", os.MFD_CLOEXEC)),
-        ("pidfd_open", lambda: os.pidfd_open(os.getpid())),
+    calls: tuple[tuple[str, str, Callable[[], int]], ...] = (
+        (FAILURE, "memfd_create", lambda: os.memfd_create("egressproxy-doctor", os.MFD_CLOEXEC)),
+        (WARNING, "pidfd_open, which `run -- CMD` needs,", lambda: os.pidfd_open(os.getpid())),
     )
-    for name, call in calls:
+    for level, name, call in calls:
         try:
             os.close(call())
         except (OSError, AttributeError) as error:
-            yield Finding(FAILURE, f"{name} is refused: {error}", "allow it in the seccomp profile")
+            yield Finding(level, f"{name} is refused: {error}", "allow it in the seccomp profile")
     if why := why_unusable("::1"):
         yield Finding(OK, f"no IPv6: {why}; clients and backends are reached by IPv4 alone")
     else:

@@ -193,6 +193,17 @@ def test_a_clock_before_the_installation_is_a_failure(monkeypatch: pytest.Monkey
     assert (found.level, found.remedy) == (FAILURE, "set the clock")
 
 
+def test_a_kernel_call_that_is_refused_is_as_bad_as_what_needs_it(monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object) -> int:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    for name, level in (("memfd_create", FAILURE), ("pidfd_open", WARNING)):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, refused)
+            found = [each for each in machine_probes.kernel() if "is refused" in each.seen]
+        assert [each.level for each in found] == [level]
+
+
 def test_proxies_of_the_environment_are_told_without_their_passwords(monkeypatch: pytest.MonkeyPatch):
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
