@@ -71,7 +71,7 @@ def command(ctx: click.Context, /, connect: str, output: str, sources: tuple[Sec
         probes.append(("options", lambda: [refused]))
     else:
         probes += [(topic, partial(look, options)) for topic, look in config_probes.PROBES.items()]
-    findings = []
+    findings: list[Finding] = []
     deadline = time.monotonic() + PROBES_S
     for probe in [_Probe(topic, look) for topic, look in probes]:
         found = probe.findings(deadline)
@@ -79,9 +79,10 @@ def command(ctx: click.Context, /, connect: str, output: str, sources: tuple[Sec
         if output == "text":
             print_lines(map(_line, found), sys.stdout)
             sys.stdout.flush()
-    failures, warnings = (sum(each["level"] == level for each in findings) for level in (FAILURE, WARNING))
+    failures, warnings = (sum(each.level == level for each in findings) for level in (FAILURE, WARNING))
     if output == "json":
-        click.echo(json.dumps({"ok": not failures, "findings": findings}, indent=2))
+        values = {"ok": not failures, "findings": [each._asdict() for each in findings]}
+        click.echo(json.dumps(values, indent=2))
     else:
         click.echo(f"{counted(failures, 'failure')}, {counted(warnings, 'warning')}.")
     sys.exit(1 if failures else 0)
@@ -108,19 +109,13 @@ class _Probe(Thread):
         except Exception as error:  # a probe that fails says nothing of the others
             self._found.append(Finding(WARNING, f"could not be looked at: {type(error).__name__}: {error}"))
 
-    def findings(self, deadline: float) -> list[dict[str, str]]:
-        """What is found before this time of the monotonic clock, as JSON has it."""
+    def findings(self, deadline: float) -> list[Finding]:
+        """What is found before this time of the monotonic clock, each with its topic."""
         self.join(max(0.0, deadline - time.monotonic()))
-        found = [*self._found]
-        if self.is_alive():
-            found.append(Finding(WARNING, f"no result within {PROBES_S:g} s", "look at it by hand"))
-        return [
-            {"level": each.level, "topic": each.topic or self._topic, "seen": each.seen, "remedy": each.remedy}
-            for each in found
-        ]
+        late = [Finding(WARNING, f"no result within {PROBES_S:g} s", "look at it by hand")] if self.is_alive() else []
+        return [each._replace(topic=each.topic or self._topic) for each in (*self._found, *late)]
 
 
-def _line(found: dict[str, str]) -> StyledLine:
-    remedy = [(f" ({found['remedy']})", "green")] if found["remedy"] else []
-    level = found["level"]
-    return [(f"{level:8}", _STYLES[level]), (f"{found['topic']:14}", "cyan"), (found["seen"], ""), *remedy]
+def _line(found: Finding) -> StyledLine:
+    remedy = [(f" ({found.remedy})", "green")] if found.remedy else []
+    return [(f"{found.level:8}", _STYLES[found.level]), (f"{found.topic:14}", "cyan"), (found.seen, ""), *remedy]

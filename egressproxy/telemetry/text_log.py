@@ -44,7 +44,6 @@ _TO_DO: Final[Mapping[Reason, str]] = {
     Reason.AUTHORIZATION_REQUIRED: "have the user open the URL in the message of the response",
     Reason.EXT_AUTH_DENIED: "ask the authorization server of the route",
     Reason.NEW_NAMES: "raise dns.newNames.limit where the client needs so many names",
-    Reason.CLIENT_GONE: "",
     Reason.NO_ROUTE: "attach a route whose hostnames and matches fit: `egressproxy explain` says what was compared",
     Reason.BACKEND_INVALID: "see the status of the object, or `egressproxy check`",
     Reason.FILTER_UNUSABLE: "see the status of the object, or `egressproxy check`",
