@@ -47,7 +47,6 @@ from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.event_aggregator import NOTICES_S
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.json_lines import take_over
-from egressproxy.telemetry.log_writer import is_terminal
 from egressproxy.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -158,8 +157,9 @@ class App:
         self._began_ns = time_ns()
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # workers have collected theirs
+        is_for_people = options.access_log is None and "json" not in (options.access_log_format, options.log_format)
         # Where people read the access log beside the diagnostics, a denial has its line there.
-        logs_exchanges = not (_is_read_by_people(options) and sys.stderr.isatty())
+        logs_exchanges = not (is_for_people and sys.stdout.isatty() and sys.stderr.isatty())
         self._events = Events(self.metrics, self._objects_changed, wait_s, logs_exchanges=logs_exchanges)
         self._data_plane = _data_plane(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
@@ -598,11 +598,6 @@ class App:
             log.info("%s", serving)
         if self.options.is_configured:
             self._live.tell_generation()
-
-
-def _is_read_by_people(options: RunOptions) -> bool:
-    """Whether the access log has lines for people, and they see them where they see the diagnostics."""
-    return options.access_log_format != "json" and options.log_format == "text" and is_terminal(options.access_log)
 
 
 def _data_plane(options: RunOptions, metrics: Metrics, errors: int | None, sockets: ListeningSockets) -> DataPlane:

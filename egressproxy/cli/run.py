@@ -293,18 +293,8 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     elif unused := [name for name in ("listener", *CLIENT_OPTIONS, *TAPE_OPTIONS) if _is_given(ctx, name)]:
         option = next(each.opts[0] for each in ctx.command.params if each.name == unused[0])
         raise click.UsageError(f"{option} is for a command: write the command after --")
-    _check_variables()
     login = login_of(clients["token"], clients["user"], clients["password"])
-    options = options_of(given, sources)
-    if not options.is_configured and _is_given(ctx, "bind"):
-        raise click.UsageError(
-            "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
-            " give --config, or leave --bind out (--port gives another port)"
-        )
-    if options.is_configured and _is_given(ctx, "open_port"):
-        raise click.UsageError(
-            "--port is for the open proxy; with a configuration the ports are in spec.listeners of its Gateways"
-        )
+    options = options_of(ctx, given, sources)
     is_any_port = options.open_port == 0 or (wrapped and not _is_given(ctx, "open_port"))
     if not options.is_configured and is_any_port:
         from egressproxy.cli.wrapped_command import free_port
@@ -321,14 +311,24 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener, tapes))
 
 
-def options_of(given: dict[str, Any], sources: tuple[SecretSource, ...]) -> RunOptions:
+def options_of(ctx: click.Context, given: dict[str, Any], sources: tuple[SecretSource, ...]) -> RunOptions:
     """What these values of the options ask for together. Raises click.UsageError where they do not fit together."""
+    _check_variables()
     cluster = cluster_of(given)
     options = RunOptions(secrets=sources, cluster=cluster, **given)
     _check_state(options)
     if sources and not options.is_configured:
         raise click.UsageError("Secrets need a configuration: give --config, too")
     _check_writes(options)
+    if not options.is_configured and _is_given(ctx, "bind"):
+        raise click.UsageError(
+            "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
+            " give --config, or leave --bind out (--port gives another port)"
+        )
+    if options.is_configured and _is_given(ctx, "open_port"):
+        raise click.UsageError(
+            "--port is for the open proxy; with a configuration the ports are in spec.listeners of its Gateways"
+        )
     return options
 
 

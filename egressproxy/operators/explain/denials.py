@@ -11,7 +11,7 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.model.work import Work
 from egressproxy.operators.explain.decision_diff import REFUSED, outcome
 from egressproxy.operators.explain.merging import grouped
-from egressproxy.telemetry.event_aggregator import REMEDIES
+from egressproxy.telemetry.text_log import remedy_of
 
 #: By reason: why, where the client was told nothing or what quotes its request.
 _WHY: Final = {
@@ -20,13 +20,6 @@ _WHY: Final = {
     Reason.CONTENT_DENIED: "a filter has found content that may not pass",
     Reason.EXT_AUTH_DENIED: "the authorization server has refused it",
     Reason.IDENTITY_KILLED: "the client is out of service",
-}
-_OTHER_REMEDIES: Final = {
-    Reason.IDENTITY_KILLED: "`egressproxy kill-switch restore` puts the client back into service",
-    Reason.EXT_AUTH_DENIED: "ask the owner of the authorization server",
-    Reason.ADDRESS_DENIED: "leave it closed, or name the range and the hosts in addresses.allow of the policy",
-    Reason.CREDENTIALS_REQUIRED: "give the client a credential that `identity` of the policy accepts",
-    Reason.CREDENTIALS_REFUSED: "give the client a credential that `identity` of the policy accepts",
 }
 
 
@@ -74,7 +67,7 @@ def decision_about(snapshot: Snapshot, accounting: Accounting, request_id: str) 
 def _sentences(reason: Reason, told: tuple[str, str] | None) -> dict[str, str]:
     why, remedy = told or ("", "")
     why = why or _WHY.get(reason) or f"it was refused: {reason.value.replace('_', ' ')}"
-    remedy = remedy or _OTHER_REMEDIES.get(reason) or REMEDIES.get(reason) or f"see {reason.value} in the documentation"
+    remedy = remedy or remedy_of(reason) or f"see {reason.value} in the documentation"
     return {"why": why, "remedy": remedy}
 
 
