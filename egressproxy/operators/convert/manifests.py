@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from egressproxy.operators.convert.destination_table import Entry, Host, Network, Origin
 
-_PLAIN: Final = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+|[0-9.]+/[0-9]+|[0-9]{1,5}")
+_PLAIN: Final = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*|[0-9.]+/[0-9]+|[1-9][0-9]{0,4}")
+_WORDS: Final = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
 
 class ConvertError(ValueError):
@@ -68,14 +69,14 @@ class Converted:
             f"  - {{name: forward, port: {self.port}, protocol: egressproxy.io/forward-proxy}}",
         ]
         if self.networks:
-            lines += [*_head("clients", namespace), "  identity:", "    address:", "      clients:"]
+            lines += [*_head("clients.identity", namespace), "  identity:", "    address:", "      clients:"]
             for account, networks in self.networks.items():
                 lines.append(f"      - namespace: {namespace}")
                 lines.append(f"        serviceAccount: {_quoted(account)}")
                 lines += _flow(" " * 8, "cidrs", networks)
         if self.has_passwords:
             lines += [
-                *_head("clients", namespace),
+                *_head("clients.identity", namespace),
                 "  # One line for each user, as in Squid's file: run --secret " + namespace + "/users:.htpasswd=FILE",
                 "  identity: {basic: {secretRef: {name: users}}}",
             ]
@@ -144,7 +145,7 @@ def _flow(indent: str, key: str, values: Iterable[Host]) -> list[str]:
 
 def _quoted(value: Host) -> str:
     """Quoted where YAML would read something else than this text, such as a number or a boolean."""
-    return str(value) if _PLAIN.fullmatch(str(value)) else f'"{value}"'
+    return str(value) if _PLAIN.fullmatch(str(value)) and value not in _WORDS else f'"{value}"'
 
 
 def _printable(text: str) -> str:

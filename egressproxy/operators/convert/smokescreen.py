@@ -81,15 +81,20 @@ def convert_smokescreen(path: Path) -> Converted:
             into.policies.append(_policy(rule, table, hosts, into, rule.name))
     if default:
         table = {host: _verdict(default, host, denied, allowed) for host in hosts}
+        lost: set[Host] = set()
         for rule in services:  # a policy for everybody is for the services, too
             own = {host: _verdict(rule, host, denied, allowed).ports for host in hosts}
-            for host, verdict in table.items():
-                if verdict.ports and not own[host] and not isinstance(host, str) | (host != ANY_NAME):
-                    into.leave_out(default.origin, f"{default.action}: not for other hosts: service {rule.name} may not, and policies add up")
-                elif verdict.ports and not own[host]:
-                    into.leave_out(verdict.rule or default.origin, f"{host}: not by default: service {rule.name} may not, and policies add up")
+            lost |= {host for host, each in table.items() if each.ports and not own[host]}
             table = {host: Verdict(each.ports & own[host], each.rule) for host, each in table.items()}
-        into.policies.append(_policy(default, table, hosts, into, ""))
+        if lost:
+            text = ", ".join(sorted("every other host" if each == ANY_NAME else str(each) for each in lost))
+            into.leave_out(default.origin, f"not for clients without a service: {text}: some service may not, and policies add up")
+        policy = _policy(default, table, hosts, into, "")
+        for host in (each for entry in policy.deny for each in entry.hosts):
+            for rule in services:
+                if any(_verdict(rule, each, denied, allowed).ports and _matches({host: rule.origin}, each) for each in hosts):
+                    into.leave_out(rule.origin, f"{host}: the default rule denies it, and deny beats allow")
+        into.policies.append(policy)
     if services:
         into.leave_out(
             Origin(str(path), services[0].origin.line, "services"),
@@ -124,7 +129,7 @@ def _policy(rule: _Rule, table: dict[Host, Verdict], hosts: dict[Host, Origin], 
         )  # fmt: skip
     elif rule.action == "report" and mode == "Open":
         into.leave_out(rule.origin, "report: mode is Open, because Report would let pass what global_deny_list denies: it is not counted")
-    return Policy(account or "default", mode, entries.allow, entries.deny, (account,) if account else (), str(rule.origin))
+    return Policy(account or "default.rule", mode, entries.allow, entries.deny, (account,) if account else (), str(rule.origin))
 
 
 def _listed(rule: _Rule, host: Host, hosts: dict[Host, Origin]) -> bool:
@@ -160,7 +165,7 @@ def _globs(node: yaml.Node | None, path: Path, into: Converted) -> dict[Host, Or
             pass
         if "*" in bare or not bare:
             raise ConvertError(f"{origin}: write a name, or *. before a name: Smokescreen refuses this one")
-        if not _NAME.fullmatch(bare):
+        if not _NAME.fullmatch(bare) or bare.rpartition(".")[2].isdigit():
             raise ConvertError(f"{origin}: not a hostname: write an international name in its xn-- form")
         found.setdefault(glob, origin)
     return found

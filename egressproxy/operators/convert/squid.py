@@ -357,7 +357,8 @@ def convert_squid(path: Path) -> Converted:
     for acl in acls:
         if acl.kind != "src":
             hosts |= {each: origin for each, origin in (*acl.patterns.items(), *acl.networks.items()) if each not in hosts}
-    clients = _clients([acl for acl in acls if acl.kind == "src"] if squid.src_is_known else [])
+    by_client = [acl for acl in acls if acl.kind == "src" and not set(ANY_ADDRESS) <= set(acl.networks)]
+    clients = _clients(by_client if squid.src_is_known else [])
     tables = {client: _table(squid, client, hosts, ports) for client in clients}
     names = _client_names(tables)
     alike: list[tuple[list[frozenset[str]], tuple[dict[Host, Verdict], list[Entry]]]] = []
@@ -383,6 +384,8 @@ def convert_squid(path: Path) -> Converted:
         )
     if told_apart:
         for client, networks in clients.items():
+            if not client and not any(names[client] in each.clients for each in into.policies):
+                continue  # an unknown client may nothing, too
             into.networks.setdefault(names[client], []).extend(networks)
     if not into.policies:
         into.policies.append(Policy("default", "Enforce", [], []))
@@ -416,7 +419,7 @@ def _clients(acls: list[_Acl]) -> dict[frozenset[str], list[Network]]:
 def _client_names(clients: Iterable[frozenset[str]]) -> dict[frozenset[str], str]:
     names: dict[frozenset[str], str] = {}
     for client in clients:
-        words = sorted(client - {"all"}) or ["others"]
+        words = sorted(client) or ["others"]
         name = re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()).strip("-")[:50].strip("-") or "clients"
         while name in names.values():
             name += "-2"
