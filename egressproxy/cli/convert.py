@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -15,11 +16,21 @@ from egressproxy.cli.options import together
 if TYPE_CHECKING:
     from egressproxy.operators.convert.manifests import Converted
 
+
+def _namespace(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", value):
+        raise click.BadParameter(f"{value!r} is no namespace: lower-case letters, digits and -, 63 at most")
+    return value
+
+
 _options = together(
     click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
-    click.option("--namespace", metavar="NS", default="egress", show_default=True, help="The namespace of the manifests."),
+    click.option(
+        "--namespace", metavar="NS", default="egress", show_default=True, callback=_namespace,
+        help="The namespace of the manifests.",
+    ),
     click.option("--strict", is_flag=True, help="Exit with 1 if a rule, or a part of one, was left out."),
-)
+)  # fmt: skip
 
 
 @click.group("convert")
@@ -64,7 +75,7 @@ def smokescreen(file: Path, namespace: str, *, strict: bool) -> None:
     _convert(file, namespace, strict, import_module("egressproxy.operators.convert.smokescreen").convert_smokescreen)
 
 
-def _convert(file: Path, namespace: str, strict: bool, convert: Callable[[Path], Converted]) -> None:  # noqa: FBT001 - an option
+def _convert(file: Path, namespace: str, strict: bool, convert: Callable[[Path], Converted]) -> None:
     from egressproxy.operators.convert.manifests import ConvertError
 
     try:

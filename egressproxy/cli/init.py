@@ -28,13 +28,17 @@ _PRESETS: Final = {
     )),
 }  # fmt: skip
 _REPORT: Final = "report"
+_REPORTED: Final = "nothing yet: requests pass, and the log says what a list would refuse"
 _PRIVATE: Final = '10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 127.0.0.0/8, "fc00::/7", "::1"'
 _FILE: Final = "egress.yaml"
 _CA: Final = "ca"
 
 
 def _suggest(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem[str]]:
-    words = {_REPORT: "nothing yet: let everything pass, and record it", **{each: _PRESETS[each][0] for each in _PRESETS}}
+    words = {
+        _REPORT: _REPORTED,
+        **{each: _PRESETS[each][0] for each in _PRESETS},
+    }
     return [CompletionItem(word, help=text) for word, text in words.items() if word.startswith(begun)]
 
 
@@ -47,7 +51,7 @@ def _suggest(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[C
     "what the list would refuse. May be given again.",
 )  # fmt: skip
 @click.option("--intercept/--no-intercept", default=None, help="Look into TLS to these hosts, with a new CA; or not.")
-def command(folder: Path, clients: str | None, allow: tuple[str, ...], intercept: bool | None) -> None:  # noqa: FBT001 - a flag's value
+def command(folder: Path, clients: str | None, allow: tuple[str, ...], intercept: bool | None) -> None:
     """Ask three questions, and write a configuration with comments into DIR (egress). An option answers its question.
 
     Nothing is overwritten. With --intercept DIR gets a CA, too.
@@ -69,7 +73,7 @@ def command(folder: Path, clients: str | None, allow: tuple[str, ...], intercept
         clients = _ask("Clients", "machine", "--clients", type=click.Choice(tuple(_CLIENTS)))
     if not allow:
         presets = {word: f"{title}: {', '.join(hosts)}" for word, (title, hosts) in _PRESETS.items()}
-        _show("What may leave?", {_REPORT: "nothing yet: let everything pass, and record it", **presets, "HOST": "a host"})
+        _show("What may leave?", {_REPORT: _REPORTED, **presets, "HOST": "a host"})
         allow = tuple(_ask("One or more of these, with spaces between", _REPORT, "--allow").replace(",", " ").split())
     groups, names = _hosts(allow)
     if intercept is None:
@@ -101,7 +105,7 @@ def _show(question: str, choices: dict[str, str]) -> None:
         click.echo(f"  {word:<9} {text}")
 
 
-def _ask(question: str, default: Any, option: str, type: Any = None) -> Any:  # noqa: A002 - click's word
+def _ask(question: str, default: Any, option: str, type: Any = None) -> Any:
     try:
         return click.prompt(question, default=default, type=type, show_choices=False)
     except click.Abort:
@@ -122,10 +126,14 @@ def _hosts(allow: tuple[str, ...]) -> tuple[dict[str, list[str]], list[str]]:
     for word in allow:
         title, hosts = _PRESETS.get(word, ("", (word,)))
         for host in hosts if word != _REPORT else ():
+            words = ", ".join((_REPORT, *_PRESETS))
             try:
                 name = TypeAdapter(DestinationHostname).validate_python(host)
+                if "." not in name:
+                    raise click.BadParameter(
+                        f"{host}: write a whole host name, or one of {words}", param_hint="--allow"
+                    )
             except ValidationError as error:
-                words = ", ".join((_REPORT, *_PRESETS))
                 problem = f"{host}: {error.errors()[0]['msg']}; or write one of {words}"
                 raise click.BadParameter(problem, param_hint="--allow") from None
             if name not in seen:
@@ -136,7 +144,9 @@ def _hosts(allow: tuple[str, ...]) -> tuple[dict[str, list[str]], list[str]]:
 
 def _written(clients: str, groups: dict[str, list[str]], *, report: bool, opened: list[str]) -> str:
     address = "0.0.0.0" if clients == "network" else "127.0.0.1"  # noqa: S104 - what was asked for
-    who = {"machine": "this machine alone", "pod": "the Pod alone", "network": "every interface of this machine"}[clients]
+    who = {"machine": "this machine alone", "pod": "the Pod alone", "network": "every interface of this machine"}[
+        clients
+    ]
     lines = [
         "# Written by `egressproxy init`. A running gateway applies each change of this file.",
         "apiVersion: gateway.networking.k8s.io/v1",
@@ -155,15 +165,17 @@ def _written(clients: str, groups: dict[str, list[str]], *, report: bool, opened
         "  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: egress}]",
     ]
     if report:
-        lines.append("  mode: Report      # all passes, and the log says `would_deny`: change it to Enforce when the list is whole")
+        lines.append("  mode: Report      # all passes, and the log says `would_deny`; Enforce ends that")
     lines.append("  destinations:")
-    lines.append("    allow:" if groups else "    allow: []         # such as: - {hostnames: [api.example.com], ports: [443]}")
+    lines.append(
+        "    allow:" if groups else "    allow: []         # such as: - {hostnames: [api.example.com], ports: [443]}"
+    )
     for title, hosts in groups.items():
         lines += [f"    # {title}"] if title else []
         lines += [f"    - {{hostnames: [{_quoted(host)}], ports: [443]}}" for host in hosts]
     if clients == "network":
         lines += [
-            "  identity:           # clients of other networks are refused. Keys for each: docs/tutorials/standalone.md",
+            "  identity:           # other networks are refused. Keys for clients: docs/tutorials/standalone.md",
             "    required: true",
             "    address:",
             "      clients:",
@@ -206,4 +218,3 @@ def _next(folder: Path, clients: str, *, report: bool, intercept: bool) -> list[
         lines.append(f"egressproxy explain CONNECT example.com:443 --config {at}")
         lines.append(f"egressproxy run --config {at}{secret}{log} -- curl -sS https://example.com/")
     return lines
-

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 Network = IPv4Network | IPv6Network
@@ -70,7 +71,7 @@ def port_ranges(bounds: Iterable[tuple[int, int]]) -> Ports:
     """All ports, cut at the ends of these ranges. Port 80 is always a range of its own."""
     cuts = {0, 80, 81, MAX_PORT + 1} | {low for low, _ in bounds} | {high + 1 for _, high in bounds}
     inside = sorted(cut for cut in cuts if 0 <= cut <= MAX_PORT + 1)
-    return frozenset((low, high - 1) for low, high in zip(inside, inside[1:], strict=False))
+    return frozenset((low, high - 1) for low, high in pairwise(inside))
 
 
 def ancestors(host: Host) -> Iterator[Host]:
@@ -98,7 +99,9 @@ def write_entries(
         remedy = "name the hosts, or take mode: Open for every port"
         if verdicts[ANY_NAME].ports == every_port:
             remedy = "name the hosts, or take mode: Open, which allows addresses, too"
-        left_out(verdicts[ANY_NAME].rule, f"every other host on {ports} is not allowed: no entry means all names: {remedy}")
+        left_out(
+            verdicts[ANY_NAME].rule, f"every other host on {ports} is not allowed: no entry means all names: {remedy}"
+        )
     nothing: Ports = frozenset()
     in_force: dict[Host, tuple[Ports, Ports]] = {}  # the allowed and the denied ports below a class
     allow: dict[tuple[tuple[int, ...], str], list[Host]] = {}
@@ -115,15 +118,18 @@ def write_entries(
             if dropped := verdict.ports - wanted:
                 left_out(verdict.rule, f"{host}: {port_text(dropped, every_port)}: too many ports to list: name them")
         if extra := allowed - denied - wanted:
-            listed = _listed(extra, every_port) if extra != allowed else ()
+            listed = listed_ports(extra, every_port) if extra != allowed else ()
             denied |= extra if listed else every_port
             origin = origin_of(host)
             deny.setdefault((listed, str(origin) if origin else ""), []).append(host)
         if lost := wanted & denied:
-            left_out(verdict.rule, f"{host} on {port_text(lost, every_port)}: an entry of deny covers it, and deny beats allow")
+            left_out(
+                verdict.rule,
+                f"{host} on {port_text(lost, every_port)}: an entry of deny covers it, and deny beats allow",
+            )
             wanted -= lost
         if wanted - allowed:
-            listed = _listed(wanted, every_port)
+            listed = listed_ports(wanted, every_port)
             allow.setdefault((listed, _why(origin_of(host), verdict.rule)), []).append(host)
             allowed |= wanted
         in_force[host] = (allowed, denied)
@@ -163,7 +169,7 @@ def _count(ports: Ports) -> int:
     return sum(high - low + 1 for low, high in ports)
 
 
-def _listed(ports: Ports, every_port: Ports) -> tuple[int, ...]:
+def listed_ports(ports: Ports, every_port: Ports) -> tuple[int, ...]:
     """The ports one by one; () for every port, and for more than entries list."""
     if ports == every_port or _count(ports) > _LISTED_PORTS:
         return ()

@@ -19,7 +19,7 @@ class ConvertError(ValueError):
 
 
 class LeftOut(NamedTuple):
-    """Something of the source that no policy has, and why. `is_rule`: it concerns what may leave."""
+    """A part of the source without a policy, and the reason. `is_rule`: a part of the access rules."""
 
     origin: Origin
     why: str
@@ -40,7 +40,7 @@ class Policy:
 
 @dataclass(slots=True)
 class Converted:
-    """All that a source becomes. `networks`: the clients known by address, by service account."""
+    """The policies for one source. `networks`: the clients known by address, by service account."""
 
     source: str
     policies: list[Policy] = field(default_factory=list)
@@ -57,8 +57,9 @@ class Converted:
 
     def written(self, namespace: str) -> str:
         """The manifests, and what was left out as comments at the end."""
+        namespace = _quoted(namespace)
         lines = [
-            f"# Written by `egressproxy convert` from {_printable(self.source)}. It allows no more than its source did.",
+            f"# Written by `egressproxy convert` from {_printable(self.source)}. Nothing more than there is allowed.",
             "# Names that resolve to private addresses are refused, until addresses.allow of a policy names them.",
             "apiVersion: gateway.networking.k8s.io/v1",
             "kind: Gateway",

@@ -39,7 +39,9 @@ _EVERY_PORT: Final = port_ranges(())
 
 
 @dataclass(slots=True)
-class _Rule:
+class _Service:
+    """One rule: of a service, or the default."""
+
     name: str
     action: str
     origin: Origin
@@ -88,22 +90,25 @@ def convert_smokescreen(path: Path) -> Converted:
             table = {host: Verdict(each.ports & own[host], each.rule) for host, each in table.items()}
         if lost:
             text = ", ".join(sorted("every other host" if each == ANY_NAME else str(each) for each in lost))
-            into.leave_out(default.origin, f"not for clients without a service: {text}: some service may not, and policies add up")
+            into.leave_out(default.origin, f"not for clients without a service: {text}: some service may not")
         policy = _policy(default, table, hosts, into, "")
         for host in (each for entry in policy.deny for each in entry.hosts):
             for rule in services:
-                if any(_verdict(rule, each, denied, allowed).ports and _matches({host: rule.origin}, each) for each in hosts):
+                if any(
+                    _verdict(rule, each, denied, allowed).ports and _matches({host: rule.origin}, each)
+                    for each in hosts
+                ):
                     into.leave_out(rule.origin, f"{host}: the default rule denies it, and deny beats allow")
         into.policies.append(policy)
     if services:
         into.leave_out(
             Origin(str(path), services[0].origin.line, "services"),
-            "who is which service: name the clients by certificate, token, key or address: docs/identity.md", is_rule=False,
+            "who is which service: name the clients, as docs/identity.md says", is_rule=False,
         )  # fmt: skip
     return into
 
 
-def _verdict(rule: _Rule, host: Host, denied: dict[Host, Origin], allowed: dict[Host, Origin]) -> Verdict:
+def _verdict(rule: _Service, host: Host, denied: dict[Host, Origin], allowed: dict[Host, Origin]) -> Verdict:
     nothing = Verdict(frozenset())
     if _matches(rule.domains, host):
         return Verdict(_EVERY_PORT, rule.origin)
@@ -118,7 +123,9 @@ def _matches(patterns: dict[Host, Origin], host: Host) -> bool:
     return matches(patterns, host) if isinstance(host, str) else host in patterns
 
 
-def _policy(rule: _Rule, table: dict[Host, Verdict], hosts: dict[Host, Origin], into: Converted, account: str) -> Policy:
+def _policy(
+    rule: _Service, table: dict[Host, Verdict], hosts: dict[Host, Origin], into: Converted, account: str
+) -> Policy:
     entries = write_entries(table, _EVERY_PORT, hosts.get, lambda at, why: into.leave_out(at or rule.origin, why))
     mode = "Open" if entries.is_open else "Enforce"
     if entries.is_open and rule.action == "report" and not entries.deny:
@@ -128,22 +135,27 @@ def _policy(rule: _Rule, table: dict[Host, Verdict], hosts: dict[Host, Origin], 
             _EVERY_PORT, hosts.get, lambda _at, _why: None,
         )  # fmt: skip
     elif rule.action == "report" and mode == "Open":
-        into.leave_out(rule.origin, "report: mode is Open, because Report would let pass what global_deny_list denies: it is not counted")
-    return Policy(account or "default.rule", mode, entries.allow, entries.deny, (account,) if account else (), str(rule.origin))
+        into.leave_out(
+            rule.origin,
+            "report: mode is Open, because Report would let pass what global_deny_list denies: it is not counted",
+        )
+    return Policy(
+        account or "default.rule", mode, entries.allow, entries.deny, (account,) if account else (), str(rule.origin)
+    )
 
 
-def _listed(rule: _Rule, host: Host, hosts: dict[Host, Origin]) -> bool:
+def _listed(rule: _Service, host: Host, hosts: dict[Host, Origin]) -> bool:
     return host in hosts and host not in (ANY_NAME, *ANY_ADDRESS) and _matches(rule.domains, host)
 
 
-def _rule(node: yaml.Node, path: Path, into: Converted, name: str = "") -> _Rule:
+def _rule(node: yaml.Node, path: Path, into: Converted, name: str = "") -> _Service:
     found = _fields(node, path)
     name = name or str(getattr(found.pop("name", None), "value", ""))
     origin = Origin(str(path), _line(node), f"service {name}" if name != "default" else "default")
     action = str(getattr(found.pop("action", None), "value", ""))
     if action not in _ACTIONS:
         raise ConvertError(f"{origin}: action {action!r}: write one of {', '.join(_ACTIONS)}")
-    rule = _Rule(name, action, origin, _globs(found.pop("allowed_domains", None), path, into))
+    rule = _Service(name, action, origin, _globs(found.pop("allowed_domains", None), path, into))
     found.pop("project", None)
     for key, each in found.items():
         if each.value:

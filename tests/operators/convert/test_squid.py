@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,13 @@ def converted(tmp_path: Path, rules: str, head: str = HEAD) -> Converted:
 def lists(found: Converted) -> list[tuple[str, list[str], list[str]]]:
     """Mode, allow and deny of each policy: hosts, and ports behind a colon."""
     return [
-        (each.mode, *([f"{host}{':' if e.ports else ''}{'+'.join(map(str, e.ports))}" for e in part for host in e.hosts] for part in (each.allow, each.deny)))
+        (
+            each.mode,
+            *(
+                [f"{host}{':' if of.ports else ''}{'+'.join(map(str, of.ports))}" for of in part for host in of.hosts]
+                for part in (each.allow, each.deny)
+            ),
+        )
         for each in found.policies
     ]  # fmt: skip
 
@@ -35,7 +42,10 @@ def lists(found: Converted) -> list[tuple[str, list[str], list[str]]]:
 GOOD = ["*.good.example", "good.example", "api.other.example"]
 TABLE = {
     "suffix_and_name": ("http_access allow good\nhttp_access deny all", [("Enforce", GOOD, [])]),
-    "ports": ("http_access deny !ports\nhttp_access allow good", [("Enforce", [f"{each}:80+443" for each in GOOD], [])]),
+    "ports": (
+        "http_access deny !ports\nhttp_access allow good",
+        [("Enforce", [f"{each}:80+443" for each in GOOD], [])],
+    ),
     "nothing": ("", [("Enforce", [], [])]),
     "deny_before_allow": (
         "acl bad dstdomain -n bad.good.example\nhttp_access deny bad\nhttp_access allow good\nhttp_access deny all",
@@ -46,19 +56,49 @@ TABLE = {
         [("Enforce", GOOD, [])],
     ),
     "negation": ("http_access deny !good\nhttp_access allow all", [("Enforce", GOOD, [])]),
-    "block_list": ("acl bad dstdomain -n .bad.example\nhttp_access deny bad\nhttp_access allow all",
-                   [("Open", [], ["*.bad.example", "bad.example"])]),
-    "opposite_of_the_last": ("acl bad dstdomain -n x.bad.example\nhttp_access deny bad", [("Open", [], ["x.bad.example"])]),
+    "block_list": (
+        "acl bad dstdomain -n .bad.example\nhttp_access deny bad\nhttp_access allow all",
+        [("Open", [], ["*.bad.example", "bad.example"])],
+    ),
+    "opposite_of_the_last": (
+        "acl bad dstdomain -n x.bad.example\nhttp_access deny bad",
+        [("Open", [], ["x.bad.example"])],
+    ),
     "unknown_allow": ("acl noon time 12:00-13:00\nhttp_access allow noon\nhttp_access deny all", [("Enforce", [], [])]),
     "unknown_deny": ("acl noon time 12:00-13:00\nhttp_access deny noon\nhttp_access allow good", [("Enforce", [], [])]),
-    "regex": ("acl re dstdom_regex -n (^|\\.)py\\.example$ ^a\\.example$ \\.b\\.example$\nhttp_access allow re\nhttp_access deny all",
-              [("Enforce", ["*.b.example", "*.py.example", "py.example", "a.example"], [])]),
-    "any_of": ("acl both any-of good ports\nacl one all-of good ports\nhttp_access allow one", [("Enforce", [f"{each}:80+443" for each in GOOD], [])]),
-    "addresses": ("acl far dst 198.51.100.0/24\nhttp_access allow far\nhttp_access deny all", [("Enforce", ["198.51.100.0/24"], [])]),
-    "plain_alone": ("http_access deny CONNECT\nhttp_access allow good\nhttp_access deny all", [("Enforce", [f"{each}:80" for each in GOOD], [])]),
-    "some_methods": ("acl reads method GET HEAD\nhttp_access allow reads good\nhttp_access deny all", [("Enforce", [], [])]),
+    "regex": (
+        "acl re dstdom_regex -n (^|\\.)py\\.example$ ^a\\.example$ \\.b\\.example$\n"
+        "http_access allow re\nhttp_access deny all",
+        [("Enforce", ["*.b.example", "*.py.example", "py.example", "a.example"], [])],
+    ),
+    "any_of": (
+        "acl both any-of good ports\nacl one all-of good ports\nhttp_access allow one",
+        [("Enforce", [f"{each}:80+443" for each in GOOD], [])],
+    ),
+    "addresses": (
+        "acl far dst 198.51.100.0/24\nhttp_access allow far\nhttp_access deny all",
+        [("Enforce", ["198.51.100.0/24"], [])],
+    ),
+    "plain_alone": (
+        "http_access deny CONNECT\nhttp_access allow good\nhttp_access deny all",
+        [("Enforce", [f"{each}:80" for each in GOOD], [])],
+    ),
+    "some_methods": (
+        "acl reads method GET HEAD\nhttp_access allow reads good\nhttp_access deny all",
+        [("Enforce", [], [])],
+    ),
+    "terminated": (
+        "acl names ssl::server_name .good.example\nhttp_access allow localnet\nhttp_access allow all\n"
+        "ssl_bump peek all\nssl_bump splice names\nssl_bump terminate all",
+        [("Enforce", ["*.good.example", "good.example", "0.0.0.0/0:80", "::/0:80"], [])],  # ssl_bump is for TLS
+    ),
+    "opened": (
+        "acl posts method POST\nhttp_access deny posts\nhttp_access allow good\n"
+        "http_access deny all\nssl_bump bump all",
+        [("Enforce", [], [])],
+    ),
     "every_list": ("http_access allow good\nhttp_reply_access deny all", [("Enforce", [], [])]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -72,15 +112,29 @@ def test_rules_become_entries(tmp_path: Path, name: str):
 
 
 LEFT_OUT = {
-    "time": ("acl noon time 12:00-13:00\nhttp_access allow noon", ":5 http_access allow noon: not allowed: acl noon (time, line 4)"),
-    "shadowed": ("acl bad dstdomain -n .good.example\nacl one dstdomain -n a.good.example\nhttp_access allow one\nhttp_access deny bad\nhttp_access allow all", ":6 http_access allow one: a.good.example on every port: an entry of deny"),
+    "rewriter": ("url_rewrite_program /bin/guard", ":4 url_rewrite_program: filters change requests"),
+    "time": (
+        "acl noon time 12:00-13:00\nhttp_access allow noon",
+        ":5 http_access allow noon: not allowed: acl noon (time, line 4)",
+    ),
+    "shadowed": (
+        "acl bad dstdomain -n .good.example\nacl one dstdomain -n a.good.example\n"
+        "http_access allow one\nhttp_access deny bad\nhttp_access allow all",
+        ":6 http_access allow one: a.good.example on every port: an entry of deny",
+    ),
     "ports_of_all": ("http_access allow ports", "every other host on ports 80, 443 is not allowed"),
-    "reverse_names": ("acl bad dstdomain .bad.example\nhttp_access deny bad\nhttp_access allow all", "write the option -n"),
-    "value": ("acl bad dstdomain *.x.example\nhttp_access allow bad", ":4 acl bad: the value *.x.example of type dstdomain becomes no entry"),
+    "reverse_names": (
+        "acl bad dstdomain .bad.example\nhttp_access deny bad\nhttp_access allow all",
+        "write the option -n",
+    ),
+    "value": (
+        "acl bad dstdomain *.x.example\nhttp_access allow bad",
+        ":4 acl bad: the value *.x.example of type dstdomain becomes no entry",
+    ),
     "file": ('acl bad dstdomain "none.txt"\nhttp_access deny bad\nhttp_access allow good', "none.txt cannot be read"),
     "directive": ("ssl_bump bump all", ":4 ssl_bump: name the tunnels to look into in `intercept`"),
     "forwarded": ("follow_x_forwarded_for allow all\nhttp_access allow localnet good", "X-Forwarded-For is not read"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
@@ -94,7 +148,8 @@ def test_what_is_left_out_is_told_with_its_line(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ("http_access allow nobody", "there is no acl nobody"), ("include none.conf", "include none.conf: there is no such file"),
+        ("http_access allow nobody", "there is no acl nobody"),
+        ("include none.conf", "include none.conf: there is no such file"),
         ("acl good src 10.0.0.1", "has type dstdomain"), ("if true", "conditions and macros"),
         ("http_access permit good", "write http_access allow or deny"), ("include squid.conf", "includes itself"),
     ],
@@ -132,7 +187,7 @@ VALUES = {
 }
 
 
-def decided_by_squid(acls: dict, rules: list, request: dict, noon: bool) -> bool:
+def decided_by_squid(acls: dict[str, Any], rules: list[Any], request: dict[str, Any], noon: bool) -> bool:
     """Squid's own order, as its documentation says it."""
 
     def matches(name: str) -> bool:
@@ -172,17 +227,26 @@ def play(seed: int, folder: Path) -> tuple[int, int]:
     theirs = ours = 0
     for _ in range(60):
         host = random.choice(list(ADDRESSES))
-        port, source = random.choice((80, 443, 8080, 25)), random.choice(("10.0.0.1", "10.1.0.1", "192.0.2.1", "192.0.2.2"))
+        port, source = (
+            random.choice((80, 443, 8080, 25)),
+            random.choice(("10.0.0.1", "10.1.0.1", "192.0.2.1", "192.0.2.2")),
+        )
         request = {"host": host, "port": port, "src": source, "dst": ADDRESSES[host]}
         reached = any(
-            all(decided_by_squid(acls, rules, {**request, "method": method}, noon) for method in methods for noon in (True, False))
+            all(
+                decided_by_squid(acls, rules, {**request, "method": method}, noon)
+                for method in methods
+                for noon in (True, False)
+            )
             for methods in [("CONNECT",), *([("GET", "POST", "PUT")] if port == 80 else [])]
         )  # fmt: skip
         account = world.account(source)
         got = world.allows(account, "GET" if port == 80 else "CONNECT", host, port, ADDRESSES[host])
         got |= world.allows(account, "GET", host, port, ADDRESSES[host])
         assert reached or not got, f"seed {seed}: {request} as {account}\n" + "\n".join(lines) + "\n" + world.text
-        assert got or not reached or found.left_out, f"seed {seed}: {request} is lost, and nobody says it\n" + "\n".join(lines) + world.text
+        assert got or not reached or found.left_out, (
+            f"seed {seed}: {request} is lost, and nobody says it\n" + "\n".join(lines) + world.text
+        )
         theirs, ours = theirs + reached, ours + got
     return theirs, ours
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import yaml
 
-from egressproxy.doors.products import offline
 from egressproxy.config.reading.load import read_all
+from egressproxy.doors.products import offline
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.operators.convert.manifests import Converted
 from egressproxy.operators.explain.decision import decide
 from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.processes.loader.compilation import compiled
-from egressproxy.model.secret import ConfigSource
 
 
 class World:
@@ -60,4 +59,5 @@ class World:
             if "subjects" not in spec or account in [each["serviceAccount"] for each in spec["subjects"]]
             for entry in spec.get("destinations", {}).get("deny", ())
             for cidr in entry.get("cidrs", ())
+            if port in entry.get("ports", (port,))
         )
