@@ -30,6 +30,7 @@ _PRESETS: Final = {
 _REPORT: Final = "report"
 _REPORTED: Final = "nothing yet: requests pass, and the log says what a list would refuse"
 _PRIVATE: Final = '10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 127.0.0.0/8, "fc00::/7", "::1"'
+_OPTIONS: Final = "all of --clients, --allow, and --intercept or --no-intercept"
 _FILE: Final = "egress.yaml"
 _CA: Final = "ca"
 
@@ -70,15 +71,15 @@ def command(folder: Path, clients: str | None, allow: tuple[str, ...], intercept
         raise click.ClickException(f"{found} is there already: name another folder, egressproxy init DIR")
     if not clients:
         _show("Who are the clients?", _CLIENTS)
-        clients = _ask("Clients", "machine", "--clients", type=click.Choice(tuple(_CLIENTS)))
+        clients = _ask("Clients", "machine", type=click.Choice(tuple(_CLIENTS)))
     if not allow:
         presets = {word: f"{title}: {', '.join(hosts)}" for word, (title, hosts) in _PRESETS.items()}
         _show("What may leave?", {_REPORT: _REPORTED, **presets, "HOST": "a host"})
-        allow = tuple(_ask("One or more of these, with spaces between", _REPORT, "--allow").replace(",", " ").split())
+        allow = tuple(_ask("One or more of these, with spaces between", _REPORT).replace(",", " ").split())
     groups, names = _hosts(allow)
     if intercept is None:
         intercept = bool(names) and _ask(
-            "Look into TLS to these hosts (with a new CA, that the clients have to trust)?", False, "--no-intercept",
+            "Look into TLS to these hosts (with a new CA, that the clients have to trust)?", False,
             type=bool,
         )  # fmt: skip
     if intercept and not names:
@@ -105,11 +106,11 @@ def _show(question: str, choices: dict[str, str]) -> None:
         click.echo(f"  {word:<9} {text}")
 
 
-def _ask(question: str, default: Any, option: str, type: Any = None) -> Any:
+def _ask(question: str, default: Any, type: Any = None) -> Any:
     try:
         return click.prompt(question, default=default, type=type, show_choices=False)
     except click.Abort:
-        raise click.UsageError(f"no answer: without a terminal give {option}") from None
+        raise click.UsageError(f"no answer: without a terminal give {_OPTIONS}") from None
 
 
 def _hosts(allow: tuple[str, ...]) -> tuple[dict[str, list[str]], list[str]]:

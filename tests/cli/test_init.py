@@ -48,7 +48,7 @@ def test_questions_are_asked_where_no_option_answers(tmp_path: Path):
 
 def test_without_a_terminal_the_options_are_named(tmp_path: Path):
     found = initialised(tmp_path / "made", "--clients", "machine", answers="")
-    assert (found.exit_code, "give --allow" in found.stderr) == (2, True)
+    assert (found.exit_code, "--allow, and --intercept" in found.stderr) == (2, True)
 
 
 def test_nothing_is_overwritten(tmp_path: Path):

@@ -7,6 +7,7 @@ decides each class once, in its source's own order. `write_entries` then writes 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -21,6 +22,9 @@ Ports = frozenset[tuple[int, int]]
 
 ANY_NAME: Final = "*"
 ANY_ADDRESS: Final = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+_LABEL: Final = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+#: A name that an entry can have, in lower case, without a trailing dot.
+HOSTNAME: Final = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 MAX_PORT: Final = 65535
 #: Longer lists of ports are left out: entries have single ports, and a list of thousands is no policy.
 _LISTED_PORTS: Final = 32
@@ -34,7 +38,7 @@ class Origin(NamedTuple):
     text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}" + (f" {self.text}" if self.text else "")
+        return (f"{self.path}:{self.line}" if self.line else self.path) + (f" {self.text}" if self.text else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ def write_entries(
         left_out(
             verdicts[ANY_NAME].rule, f"every other host on {ports} is not allowed: no entry means all names: {remedy}"
         )
+        verdicts = {**verdicts, **dict.fromkeys(ANY_ADDRESS, Verdict(frozenset()))}  # of no use without names
     nothing: Ports = frozenset()
     in_force: dict[Host, tuple[Ports, Ports]] = {}  # the allowed and the denied ports below a class
     allow: dict[tuple[tuple[int, ...], str], list[Host]] = {}

@@ -19,6 +19,7 @@ import yaml
 from egressproxy.operators.convert.destination_table import (
     ANY_ADDRESS,
     ANY_NAME,
+    HOSTNAME,
     Host,
     Origin,
     Verdict,
@@ -29,7 +30,6 @@ from egressproxy.operators.convert.destination_table import (
 from egressproxy.operators.convert.manifests import Converted, ConvertError, Policy
 
 _ACTIONS: Final = ("open", "report", "enforce")
-_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _ACCOUNT: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LEFT_OUT: Final = {
     "mitm_domains": "tunnels are looked into by `intercept`, and headers added by filters: docs/interception.md",
@@ -177,7 +177,7 @@ def _globs(node: yaml.Node | None, path: Path, into: Converted) -> dict[Host, Or
             pass
         if "*" in bare or not bare:
             raise ConvertError(f"{origin}: write a name, or *. before a name: Smokescreen refuses this one")
-        if not _NAME.fullmatch(bare) or bare.rpartition(".")[2].isdigit():
+        if not HOSTNAME.fullmatch(bare) or bare.rpartition(".")[2].isdigit():
             raise ConvertError(f"{origin}: not a hostname: write an international name in its xn-- form")
         found.setdefault(glob, origin)
     return found
@@ -189,6 +189,8 @@ def _fields(node: yaml.Node | None, path: Path) -> dict[str, yaml.Node]:
         raise ConvertError(f"{path}:{_line(node)}: fields are expected here")
     found: dict[str, yaml.Node] = {}
     for key, value in node.value:
+        if key.value == "<<":
+            raise ConvertError(f"{path}:{_line(key)}: merge keys are not read: write the fields out")
         if key.value in found:
             raise ConvertError(f"{path}:{_line(key)}: {key.value} is written twice")
         found[str(key.value)] = value

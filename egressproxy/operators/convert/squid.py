@@ -122,10 +122,9 @@ class _Decider:
             if not rule.allows and isinstance(case.host, str) and self.is_by_address(rule, unknown):
                 continue  # its networks become an entry of deny
             later = self.decide(rules[at + 1 :], case, told)
-            by_reverse_name = not isinstance(case.host, str) and all(
-                self.acls[each].kind in OF_NAMES for each in unknown
-            )
-            if (later is None and not by_reverse_name) if rule.allows else later is not None:
+            if rule.allows and not isinstance(case.host, str):  # nobody misses a rule for reverse names
+                unknown = [each for each in unknown if self.acls[each].kind not in OF_NAMES]
+            if (later is None and unknown) if rule.allows else later is not None:
                 told(rule, unknown)
             return later if rule.allows else None
         return None
@@ -183,7 +182,7 @@ def convert_squid(path: Path) -> Converted:
                 accounts,
             )
         )
-    if told_apart:
+    if told_apart and into.policies:
         for client, networks in clients.items():
             if not client and not any(names[client] in each.clients for each in into.policies):
                 continue  # an unknown client may nothing, too
@@ -227,6 +226,7 @@ def _table(
         for name in unknown:
             acl = squid.acls[name]
             hint = _TYPES.get(acl.kind, f"type {acl.kind} is not carried over")
+            hint = hint if acl.is_exact else "a value of it has no counterpart"
             parts.append(f"acl {name} ({acl.kind}, line {acl.origin.line}): {hint}")
         effect = "not allowed" if rule.allows else "each possible match is denied"
         squid.conf.into.leave_out(rule.origin, f"{effect}: {'; '.join(parts)}")

@@ -9,7 +9,7 @@ from ipaddress import ip_address, ip_network, summarize_address_range
 from pathlib import Path
 from typing import Final
 
-from egressproxy.operators.convert.destination_table import ANY_ADDRESS, Host, Network, Origin
+from egressproxy.operators.convert.destination_table import ANY_ADDRESS, HOSTNAME, Host, Network, Origin
 from egressproxy.operators.convert.manifests import Converted, ConvertError
 
 #: All lists that a request has to pass.
@@ -50,7 +50,6 @@ _MAY_REFUSE: Final = (
 )  # fmt: skip
 #: Types that match names of destinations.
 OF_NAMES: Final = ("dstdomain", "dstdom_regex", "ssl::server_name", "ssl::server_name_regex")
-_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 #: Expressions that mean a name, or a suffix: what may stand before it, the name, and its end.
 _REGEX: Final = re.compile(
     r"(\^\(\.\*\\\.\)\?|\(\^\|\\\.\)|\(\\\.\|\^\)|\^\.\*\\\.|\.\*\\\.|\\\.|\^|)((?:[a-z0-9-]|\\\.)+)\$"
@@ -89,7 +88,7 @@ class SquidConf:
         self.opens_tunnels = False
         self.src_is_known = True
         for name, (kind, values) in _PREDEFINED.items():
-            self._define(name, kind, values.split(), Origin("squid", 0), Path())
+            self._define(name, kind, values.split(), Origin("Squid's own", 0), Path())
 
     def read(self, path: Path, seen: tuple[Path, ...] = ()) -> None:
         """Raises ConvertError."""
@@ -124,6 +123,8 @@ class SquidConf:
         found = sorted(Path(base).glob(str(Path(pattern).relative_to(Path(pattern).anchor or "."))))
         if not found and not any(char in pattern for char in "*?["):
             raise ConvertError(f"{origin}: include {pattern}: there is no such file, and it may deny something")
+        if not found:
+            self.into.leave_out(origin, f"include {pattern}: no file matches here: convert where Squid runs")
         for each in found:
             self.read(each, seen)
 
@@ -133,8 +134,10 @@ class SquidConf:
             if rest[0] not in ("peek", "stare"):  # these two decide nothing yet
                 place = Origin(origin.path, origin.line, " ".join((name, *rest)))
                 self.lists.setdefault(name, []).append(SquidRule(rest[0] != "terminate", _terms(rest[1:]), place))
-        if name in ("follow_x_forwarded_for", "proxy_protocol_access"):
+        if name in ("follow_x_forwarded_for", "proxy_protocol_access") and rest[:1] == ["allow"]:
             self.src_is_known = False
+        if any(each.origin.text == name for each in self.into.left_out):
+            return
         hint = _HINTS.get(name, "not about what may leave: see docs/configuration.md")
         self.into.leave_out(Origin(origin.path, origin.line, name), hint, is_rule=name in _MAY_REFUSE)
 
@@ -187,8 +190,8 @@ class SquidConf:
         elif acl.kind in ("src", "dst"):
             done = self._network(acl, value, origin)
         elif acl.kind == "port":
-            low, _, high = value.partition("-")
-            done = low.isdigit() and (high or low).isdigit()
+            low, sign, high = value.partition("-")
+            done = low.isdigit() and (high.isdigit() if sign else True)
             acl.ports += [(int(low), int(high or low))] if done else []
         elif acl.kind in ("method", "proto", "proxy_auth"):
             acl.words.add(value if acl.kind == "proxy_auth" else value.upper())
@@ -202,7 +205,7 @@ class SquidConf:
             return True
         except ValueError:
             bare = value.removeprefix(".").removesuffix(".")
-        if not _NAME.fullmatch(bare) or bare.rpartition(".")[2].isdigit():
+        if not HOSTNAME.fullmatch(bare) or bare.rpartition(".")[2].isdigit():
             return False
         acl.patterns.setdefault(bare, origin)
         if value.startswith("."):
@@ -212,7 +215,7 @@ class SquidConf:
     def _regex(self, acl: SquidAcl, value: str, origin: Origin) -> bool:
         match = _REGEX.fullmatch(value)
         name = match[2].replace("\\.", ".") if match else ""
-        if not match or not _NAME.fullmatch(name):
+        if not match or not HOSTNAME.fullmatch(name):
             return False
         if match[1] in ("^", "", *_SAYS_BOTH):
             acl.patterns.setdefault(name, origin)

@@ -90,7 +90,7 @@ TABLE = {
     "terminated": (
         "acl names ssl::server_name .good.example\nhttp_access allow localnet\nhttp_access allow all\n"
         "ssl_bump peek all\nssl_bump splice names\nssl_bump terminate all",
-        [("Enforce", ["*.good.example", "good.example", "0.0.0.0/0:80", "::/0:80"], [])],  # ssl_bump is for TLS
+        [("Enforce", ["*.good.example", "good.example"], [])],
     ),
     "opened": (
         "acl posts method POST\nhttp_access deny posts\nhttp_access allow good\n"
