@@ -59,7 +59,8 @@ class Converted:
         """The manifests, and what was left out as comments at the end."""
         namespace = _quoted(namespace)
         lines = [
-            f"# Written by `egressproxy convert` from {_printable(self.source)}. The end lists what has no counterpart.",
+            f"# Written by `egressproxy convert` from {_printable(self.source)}.",
+            "# The end lists the parts without a counterpart.",
             "# Names that resolve to private addresses are refused, until addresses.allow of a policy names them.",
             "apiVersion: gateway.networking.k8s.io/v1",
             "kind: Gateway",
