@@ -135,7 +135,7 @@ def _hosts(allow: tuple[str, ...]) -> tuple[dict[str, list[str]], list[str]]:
                         f"{host}: write a whole host name, or one of {words}", param_hint="--allow"
                     )
             except ValidationError as error:
-                problem = f"{host}: {error.errors()[0]['msg']}; or write one of {words}"
+                problem = f"{host}: {error.errors()[0]['msg'].removeprefix('Value error, ')}; or write one of {words}"
                 raise click.BadParameter(problem, param_hint="--allow") from None
             if name not in seen:
                 seen.append(name)
