@@ -31,7 +31,7 @@ from egressproxy.operators.convert.destination_table import (
     write_entries,
 )
 from egressproxy.operators.convert.manifests import Converted, Policy
-from egressproxy.operators.convert.squid_conf import OF_NAMES, SquidAcl, SquidConf, SquidRule
+from egressproxy.operators.convert.squid_conf import OF_NAMES, SquidAcl, SquidConf, SquidRule, is_within
 
 _TYPES: Final = {
     "url_regex": "paths and URLs are for HTTPRoutes, or XAccessPolicy: docs/access-policies.md",
@@ -42,7 +42,7 @@ _TYPES: Final = {
     "dst": "an address that a name resolves to can be denied, and not be the reason to allow",
     "dstdomain": "it may match an address by its reverse name: write the option -n, if that is not meant",
     "proxy_auth": "users by name become subjects only as NAMESPACE.SERVICEACCOUNT: docs/identity.md",
-    "src": "a client is known by its address or by its password here, not by both",
+    "src": "the address is not known with passwords, with forwarded addresses, or where networks overlap",
     "time": "policies do not depend on the time",
     "external": "a decision of another program is ExternalAuth or a Webhook: docs/filters.md",
 }
@@ -81,7 +81,8 @@ class _Decider:
         if acl.kind == "src":
             if set(ANY_ADDRESS) <= set(acl.networks):
                 return True
-            return acl.name in case.client if self.conf.src_is_known else None
+            is_doubtful = not self.conf.src_is_known or f"{acl.name}?" in case.client
+            return None if is_doubtful else acl.name in case.client
         if acl.kind == "port":
             return any(low <= case.port[0] and case.port[1] <= high for low, high in acl.ports)
         if acl.kind == "method":
@@ -96,7 +97,7 @@ class _Decider:
         if acl.kind == "dst":
             if set(ANY_ADDRESS) <= set(acl.networks):
                 return True
-            return None if is_name else _covers(acl.networks, host)
+            return None if is_name else _covers(acl, host)
         if acl.kind in OF_NAMES:
             if "option" in acl.words or (acl.kind.startswith("ssl::") and case.method != "CONNECT"):
                 return None
@@ -148,9 +149,8 @@ def convert_squid(path: Path) -> Converted:
     hosts: dict[Host, Origin] = {ANY_NAME: Origin(str(path), 0)} | dict.fromkeys(ANY_ADDRESS, Origin(str(path), 0))
     for acl in acls:
         if acl.kind != "src":
-            hosts |= {
-                each: origin for each, origin in (*acl.patterns.items(), *acl.networks.items()) if each not in hosts
-            }
+            for each, origin in (*acl.patterns.items(), *acl.networks.items(), *acl.doubtful.items()):
+                hosts.setdefault(each, origin)
     by_client = [acl for acl in acls if acl.kind == "src" and not set(ANY_ADDRESS) <= set(acl.networks)]
     clients = _clients(by_client if conf.src_is_known else [])
     tables = {client: _table(squid, client, hosts, ports) for client in clients}
@@ -196,9 +196,10 @@ def _clients(acls: list[SquidAcl]) -> dict[frozenset[str], list[Network]]:
     """The networks of clients by the set of `src` ACLs that match them; the widest are all the others."""
     found: dict[frozenset[str], list[Network]] = {}
     for network in dict.fromkeys(
-        each for networks in (ANY_ADDRESS, *(acl.networks for acl in acls)) for each in networks
+        each for networks in (ANY_ADDRESS, *((*acl.networks, *acl.doubtful) for acl in acls)) for each in networks
     ):
-        key = frozenset(acl.name for acl in acls if _covers(acl.networks, network))
+        covered = {acl.name: _covers(acl, network) for acl in acls}
+        key = frozenset(name if covers else f"{name}?" for name, covers in covered.items() if covers is not False)
         found.setdefault(key, []).append(network)
     return found
 
@@ -303,7 +304,8 @@ def _denied_addresses(squid: _Decider, client: frozenset[str], ports: Ports) -> 
             if not squid.acls[unknown[0]].origin.line:
                 continue  # the predefined ones are addresses that are not dialled anyway
             listed = listed_ports(among, ports)
-            found.append(Entry(tuple(squid.acls[unknown[0]].networks), listed, str(rule.origin)))
+            networks = (*squid.acls[unknown[0]].networks, *squid.acls[unknown[0]].doubtful)
+            found.append(Entry(networks, listed, str(rule.origin)))
             if any(each.allows for each in rules[:at]):
                 squid.conf.into.leave_out(
                     rule.origin, "carried over, also for what earlier rules allow: deny beats allow"
@@ -329,9 +331,11 @@ def _is_written(entry: Entry, entries: list[Entry]) -> bool:
     )  # fmt: skip
 
 
-def _covers(networks: dict[Network, Origin], host: Host) -> bool:
+def _covers(acl: SquidAcl, host: Host) -> bool | None:
     assert not isinstance(host, str)
-    return any(each.version == host.version and host.subnet_of(each) for each in networks)  # type: ignore[arg-type]
+    if any(is_within(host, each) for each in acl.networks):
+        return True
+    return None if any(is_within(host, each) for each in acl.doubtful) else False
 
 
 def _any(truths: list[bool | None]) -> bool | None:

@@ -66,6 +66,7 @@ class SquidAcl:
     origin: Origin
     patterns: dict[Host, Origin] = field(default_factory=dict)  # names and suffixes
     networks: dict[Network, Origin] = field(default_factory=dict)  # of dst and src, and literals of dstdomain
+    doubtful: dict[Network, Origin] = field(default_factory=dict)  # those of src and dst that contain others
     ports: list[tuple[int, int]] = field(default_factory=list)
     words: set[str] = field(default_factory=set)
     groups: list[list[tuple[bool, str]]] = field(default_factory=list)  # of any-of and all-of, one for each line
@@ -257,7 +258,28 @@ class SquidConf:
                 found[name] = None
                 acl = self.acls[name]
                 todo += [(acl.origin, each) for group in acl.groups for _, each in group]
-        return [self.acls[name] for name in found]
+        acls = [self.acls[name] for name in found]
+        for acl in acls:
+            self._set_overlaps_apart(acl)
+        return acls
+
+    def _set_overlaps_apart(self, acl: SquidAcl) -> None:
+        """Squid ignores one of two networks with an overlap, so a match of the wider alone is unknown."""
+        if acl.kind not in ("src", "dst") or set(ANY_ADDRESS) <= set(acl.networks):
+            return
+        for wide, origin in list(acl.networks.items()):
+            inner = next((each for each in acl.networks if each != wide and is_within(each, wide)), None)
+            if inner is not None:
+                acl.doubtful[wide] = origin
+                why = f"{inner} is a part of {wide}, and Squid ignores one of the two: the rest of {wide} is unknown"
+                self.into.leave_out(origin, why)
+        for wide in acl.doubtful:
+            del acl.networks[wide]
+
+
+def is_within(network: Network, wider: Network) -> bool:
+    """Whether a network is a part of another, or the same."""
+    return network.version == wider.version and network.subnet_of(wider)  # type: ignore[arg-type]
 
 
 def _terms(words: list[str]) -> tuple[tuple[bool, str], ...]:
