@@ -121,7 +121,7 @@ class Questions:
             from egressproxy.admin.live import LiveFeed
 
             self._feed = LiveFeed(self._state)
-        return await self._feed.serve(request)
+        return await self._feed.serve(request, self._check_reader)
 
     def end_streams(self) -> None:
         """End the streams of /live, and refuse new ones."""
