@@ -104,14 +104,19 @@ class WriteAccess:
         if not self.needs_token:
             raise ApiError(403, "Forbidden", f"{what} a token: start the gateway with --api-token-file FILE")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        is_bearer = scheme.lower() == "bearer"
         token = given.strip().encode("utf-8", "surrogateescape")  # as it was sent, UTF-8 or not
-        if self.login is not None and scheme.lower() == "bearer" and token.count(b".") == 2:  # a JWT
-            return await self.login.check(token)
-        if self._token_file is None:
-            raise ApiError(401, "Unauthorized", f"{what} the token of a login: Authorization: Bearer …")
-        try:
-            expected = await asyncio.to_thread(read_token, self._token_file)
-        except ValueError as error:
-            raise ApiError(403, "Forbidden", str(error)) from None
-        if scheme.lower() != "bearer" or not hmac.compare_digest(token, expected):
+        login = (
+            self.login if is_bearer and token.count(b".") == 2 else None
+        )  # a JWT, which may be the token of the file
+        if self._token_file is not None:
+            try:
+                expected = await asyncio.to_thread(read_token, self._token_file)
+                if is_bearer and hmac.compare_digest(token, expected):
+                    return
+            except ValueError as error:
+                if login is None:
+                    raise ApiError(403, "Forbidden", str(error)) from None
+        if login is None:
             raise ApiError(401, "Unauthorized", f"{what} the token: Authorization: Bearer …")
+        await login.check(token)
