@@ -19,7 +19,7 @@ LOGIN: Final = "/ui/oidc"
 MAX_LOGIN: Final = 8192
 LOGIN_S: Final = 5.0
 #: Of script and style together, for tests: a page that grows is looked at.
-MAX_BYTES: Final = 80 * 1024
+MAX_BYTES: Final = 48 * 1024
 #: File and content type by path.
 FILES: Final = {
     "/ui": ("index.html", "text/html; charset=utf-8"),

@@ -1,6 +1,6 @@
 // Live traffic, denials, and the last hour.
 import { Fragment, h } from "preact";
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { change, follow, query, read, useGateway, usePolled } from "./api.js";
 import { Chart } from "./chart.jsx";
 import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, time, who } from "./parts.jsx";
@@ -163,14 +163,14 @@ export function Hour() {
 
 function Pictures({ minutes }) {
   const of = (name) => minutes.map((each) => each[name] ?? null);
-  const times = useMemo(() => minutes.map((each) => each.time), [minutes]);
+  const times = minutes.map((each) => each.time);
   const sum = (name) => of(name).reduce((all, one) => all + (one || 0), 0);
-  const pictures = useMemo(() => [
+  const pictures = [
     ["Requests per minute", "", [["all", "accent", of("requests")], ["denied", "bad", of("denials")], ["failed", "warn", of("failures")]]],
     ["Latency", " ms", [["p50", "accent", of("p50_ms")], ["p95", "warn", of("p95_ms")]]],
     ["Tokens per minute", "", [["tokens", "accent", of("tokens")]]],
     ["Cost per minute", "", [["cost", "accent", of("cost")]]],
-  ], [minutes]);
+  ];
   return (
     <>
       <p>{number(sum("requests"))} requests, {number(sum("denials"))} denied, {number(sum("failures"))} failed; {number(Math.round(sum("tokens")))} tokens, cost {number(sum("cost"))}.</p>
