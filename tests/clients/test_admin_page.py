@@ -216,8 +216,13 @@ async def test_a_person_signs_in_at_an_issuer(browser: Chromium):
             await browser.press("Sign in at 127.0.0.1")
             await browser.shows("Sign out")
             assert await browser.run("location.search + location.hash") == "#/denials"
-            await browser.run("location.assign('?code=stolen&state=forged')")
+            await browser.run("location.assign('?code=stolen&state=forged&error=call+this+number')")
             await browser.shows("This tab has begun no such login.")
+            await browser.press("Sign out")
+            await browser.run("Object.defineProperty(crypto, 'subtle', {value: undefined})")  # as by plain HTTP
+            await browser.run("location.hash = '#/limits'")
+            await browser.press("Sign in at 127.0.0.1")
+            await browser.shows("A login needs a page by https")
         finally:
             await admin.stop()
     browser.errors.clear()
@@ -225,10 +230,11 @@ async def test_a_person_signs_in_at_an_issuer(browser: Chromium):
 
 async def test_a_slow_stream_that_breaks_off_within_an_event_is_shown_as_far_as_it_came(browser: Chromium):
     """A stand-in for a gateway: ours does not cut its events."""
-    line = {"kind": "request", "method": "GET", "authority": "a.test", "path": "/ü", "status": 200, "reason": "-"}
+    line = {"kind": "request", "method": "GET", "authority": "a.test", "path": "/ü", "status": 200, "reason": "\u202edeneid"}
     event = f"event: exchange\ndata: {json.dumps(line, ensure_ascii=False)}\n\n".encode()
 
     async def live(request: web.Request) -> web.StreamResponse:
+        assert request.cookies == {"session": "1"}  # that of a proxy in front that signs people in
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
         cut = event.index("ü".encode()) + 1  # within a character
@@ -240,13 +246,16 @@ async def test_a_slow_stream_that_breaks_off_within_an_event_is_shown_as_far_as_
         return stream
 
     async def file(request: web.Request) -> web.Response:
-        return await page_file(request, is_open=True)
+        answer = await page_file(request, is_open=True)
+        answer.set_cookie("session", "1", httponly=True)
+        return answer
 
     app = web.Application()
     app.add_routes([web.get("/live", live), *(web.get(path, file) for path in FILES)])
     async with TestServer(app) as server:
         await browser.open(f"http://127.0.0.1:{server.port}/ui#/live")
         await browser.shows("a.test/ü")
+        await browser.shows("\\u{202e}deneid")
         await browser.shows("12 requests are not shown")
         await browser.shows("The stream has broken off: trying again")
         await browser.open("about:blank")

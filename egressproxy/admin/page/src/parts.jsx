@@ -11,7 +11,9 @@ const date = (at) => new Date(typeof at === "number" ? at * 1000 : at);
 export const time = (at) => (at ? date(at).toLocaleTimeString([], CLOCK) : "");
 export const moment = (at) => (at ? date(at).toLocaleString([], CLOCK) : "");
 export const number = (value) => (typeof value === "number" ? value.toLocaleString([], { maximumFractionDigits: Math.abs(value) < 1 ? 6 : 2 }) : shown(value));
-export const shown = (value) => (value == null || value === "-" ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
+// Characters that are not seen, or turn the direction of a text, are told: else a text may look like another one.
+const seen = (text) => text.replace(/(?!\n)\p{C}/gu, (each) => `\\u{${each.codePointAt().toString(16)}}`);
+export const shown = (value) => (value == null || value === "-" ? "" : seen(typeof value === "object" ? JSON.stringify(value) : String(value)));
 
 /** The client of a request. */
 export const who = (line) => [line.namespace, line.service_account].map(shown).filter(Boolean).join("/") || shown(line.identity) || shown(line.client);
