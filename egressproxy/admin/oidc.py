@@ -31,6 +31,8 @@ REFRESH_S: Final = 300.0
 MAX_AGE_S: Final = 24 * 3600.0
 PAUSE_S: Final = 10.0
 TIMEOUT_S: Final = 5.0
+#: The most codes that are exchanged at once: anybody may ask for it, and TLS takes time of the event loop.
+MAX_LOGINS: Final = 2
 GROUP: Final = "group:"
 #: Claims that name the client that a token was issued to (OpenID Connect Core section 2; RFC 9068 section 2.2).
 _ISSUED_TO: Final = ("azp", "client_id")
@@ -50,6 +52,7 @@ class OidcLogin:
         self._keys: dict[str, KeySet] = {}
         self._fetched_at = self._tried_at = -inf
         self._fetching: asyncio.Task[None] | None = None
+        self._logins = asyncio.Semaphore(MAX_LOGINS)
 
     async def settings(self) -> Mapping[str, str]:
         """What the page begins a login with. Raises ApiError(503)."""
@@ -59,12 +62,16 @@ class OidcLogin:
     async def exchange(self, code: str, verifier: str, redirect_uri: str) -> str:
         """The ID token for a code, of a person who may come in. Raises ApiError(401, 403, 503)."""
         await self._refresh()
+        if self._logins.locked():
+            raise ApiError(503, "ServiceUnavailable", "others sign in just now: try again", retry_after_s=5)
         form = {
             "grant_type": "authorization_code", "code": code, "code_verifier": verifier,
             "redirect_uri": redirect_uri, "client_id": self._client_id,
         }  # fmt: skip
         try:
-            token = (json_object(await _call(self._endpoints["token_endpoint"], form)) or {})["id_token"]
+            async with self._logins:
+                answer = await _call(self._endpoints["token_endpoint"], form)
+            token = (json_object(answer) or {})["id_token"]
         except (ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
             log.warning("admin: %s gives no token for a code: %s", self._issuer, _why(error))
             raise ApiError(401, "Unauthorized", "the issuer gives no token: sign in again") from None

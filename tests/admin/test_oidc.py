@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from egressproxy.admin.oidc import OidcLogin, is_safe
+from egressproxy.admin.oidc import MAX_LOGINS, OidcLogin, is_safe
 from egressproxy.admin.status import ApiError
 from egressproxy.admin.write_access import WriteAccess
 from tests.admin.kit import admin_server
@@ -145,6 +145,24 @@ async def test_an_issuer_that_is_silent_is_asked_once_for_all_who_wait(monkeypat
     assert await asyncio.gather(*waiting) == [503] * 19
     assert await status(login, "a.b.c") == 503
     assert asked == 1, "not again before a pause"
+
+
+async def test_strangers_end_no_more_than_a_few_logins_at_once(issuer: OidcIssuer, monkeypatch: pytest.MonkeyPatch):
+    """Each opens a connection with TLS, on the event loop of the traffic."""
+    login = OidcLogin(issuer.url, CLIENT, ["a@b"])
+    await login.settings()
+    goes_on = asyncio.Event()
+
+    async def call(url: str, form: object = None) -> bytes:
+        await goes_on.wait()
+        return b"{}"
+
+    monkeypatch.setattr("egressproxy.admin.oidc._call", call)
+    asked = [asyncio.ensure_future(login.exchange("code", "verifier", REDIRECT)) for _ in range(MAX_LOGINS + 3)]
+    await asyncio.sleep(0)
+    goes_on.set()
+    refused = [error.code for error in await asyncio.gather(*asked, return_exceptions=True)]  # type: ignore[union-attr]
+    assert refused == [401] * MAX_LOGINS + [503] * 3
 
 
 async def test_keys_that_are_known_need_no_answer_of_an_issuer_that_hangs(

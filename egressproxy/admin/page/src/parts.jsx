@@ -113,10 +113,10 @@ export function Facts({ of }) {
   );
 }
 
-/** A unified diff; its signs say what the colours say. */
-export const Diff = ({ text }) => (
+/** A unified diff, or one of configurations, whose signs are indented. The signs say what the colours say. */
+export const Diff = ({ text, sign = text.startsWith("---") ? /^./ : /\S/ }) => (
   <pre class="diff" tabindex="0" aria-label="Change">
-    {text.trimEnd().split("\n").map((line) => <span class={{ "+": "good", "-": "bad", "@": "faint", "!": "warn" }[line[0]]}>{line + "\n"}</span>)}
+    {text.trimEnd().split("\n").map((line) => <span class={{ "+": "good", "-": "bad", "@": "faint", "!": "warn" }[line.match(sign)]}>{line + "\n"}</span>)}
   </pre>
 );
 
