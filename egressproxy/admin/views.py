@@ -148,7 +148,7 @@ class Views:
         for each in groups:
             del each["decision"]
         since_s = max([since_s, *(each["since"] for each in found)])
-        return {"since": since_s, "configuration": self._state.generation, "denials": groups}
+        return {"since": since_s, "configuration": self._proposed_for[0], "denials": groups}
 
     async def _propose(self, groups: Sequence[dict[str, Any]]) -> None:
         """Add to each group its `change`."""

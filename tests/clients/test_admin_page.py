@@ -45,6 +45,8 @@ def needed(what: str, is_here: object) -> None:
 class World(GatewayProcess):
     """A gateway whose policy was written through its API: origin.test is allowed, once a person has approved."""
 
+    policies = "/apis/egressproxy.io/v1alpha1/namespaces/agents/egresspolicies"
+
     def __init__(self, folder: Path, origin: Origin, dns: str) -> None:
         self.port, self.origin = free_port(), origin
         arguments = ["--api-writes", "--state-dir", str(folder / "state")]
@@ -61,11 +63,15 @@ class World(GatewayProcess):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.admin_port}"
 
-    def write(self) -> None:
-        path = "/apis/egressproxy.io/v1alpha1/namespaces/agents/egresspolicies"
+    def write(self, path: str = policies, method: str = "POST") -> None:
         body, fields = json.dumps(self.policy).encode(), {"Content-Type": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, fields)):
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, fields, method=method)):
             pass
+
+    def allow(self, host: str) -> None:
+        """As another person does it meanwhile."""
+        self.policy["spec"]["destinations"]["allow"].append({"hostnames": [host]})
+        self.write(self.policies + "/default", "PUT")
 
     def status(self, host: str) -> int:
         """What a request to this host is answered with."""
@@ -136,10 +142,17 @@ async def test_the_change_that_allows_a_denied_request_is_shown_and_applied(gate
     await browser.until(
         "[...document.querySelectorAll('pre.diff .good')].some((each) => each.innerText.includes('other.test'))"
     )
+    gateway.allow("teammate.test")
+    await browser.press_twice("Apply")
+    await browser.shows("The configuration has changed meanwhile")
+    anew = "document.dispatchEvent(new Event('visibilitychange'))"  # it asks at once
+    await browser.until(f"{anew} && document.querySelector('pre.diff')?.textContent.includes('teammate.test')")
+    await browser.run("document.querySelector('td details').open = true")
     await browser.press_twice("Apply")
     await browser.shows("The configuration in service allows it now.")
     found = gateway.read("/explain?method=GET&dns=0&url=http://other.test:" + str(gateway.origin.port))
     assert found["verdict"] == "allowed"  # type: ignore[index]
+    assert "teammate.test" in json.dumps(gateway.read(gateway.policies + "/default")), "nobody's change is undone"
 
 
 async def test_a_request_that_waits_is_approved(gateway: World, browser: Chromium):
