@@ -78,8 +78,11 @@ class OidcLogin:
         await self.check(str(token).encode("utf-8", "replace"))
         return str(token)
 
-    async def check(self, token: bytes) -> None:
-        """Return for the ID token of a person who may come in. Raises ApiError(401, 403, 503)."""
+    async def check(self, token: bytes) -> str:
+        """The person of an ID token who may come in: a verified address, or "ISSUER#SUBJECT".
+
+        Raises ApiError(401, 403, 503).
+        """
         await self._refresh()
         try:
             try:
@@ -98,6 +101,7 @@ class OidcLogin:
             names.add(email)
         if not names & self._allowed:
             raise ApiError(403, "Forbidden", "this person is not allowed here: see --ui-oidc-allow")
+        return email if email in names and email.isprintable() else believed.identity.name
 
     async def _refresh(self, age_s: float = MAX_AGE_S) -> None:
         """Wait for endpoints and keys if they are older, once for all who ask. Raises ApiError(503) without any."""

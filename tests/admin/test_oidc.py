@@ -18,6 +18,7 @@ from egressproxy.admin.oidc import MAX_LOGINS, OidcLogin, is_safe
 from egressproxy.admin.status import ApiError
 from egressproxy.admin.write_access import WriteAccess
 from tests.admin.kit import admin_server
+from tests.admin.test_introspection import State as AdminState
 from tests.admin.test_server import State, ask
 from tests.support.oidc_issuer import CLIENT, OidcIssuer
 from tests.support.tokens import TokenIssuer
@@ -225,6 +226,18 @@ async def test_the_page_exchanges_a_code_and_reads_with_its_token(issuer: OidcIs
     issuer.claims["email"] = "mallory@example.com"
     assert (await exchanged()).status == 403
     await admin.stop()
+
+
+async def test_an_approval_is_that_of_the_person_who_signed_in_whatever_name_they_give(issuer: OidcIssuer):
+    login = OidcLogin(issuer.url, CLIENT, ["alice@example.com", "group:staff"])
+    state = AdminState()
+    admin = admin_server(state, access=WriteAccess(None, login))
+    await admin.start()
+    for claims in ({}, {"email_verified": False}):
+        extra = f"X-Egressproxy: page\r\nAuthorization: Bearer {issuer.token(**claims)}\r\n"
+        assert (await ask(admin, "/holds?approve=5e1f&by=bob", "POST", extra=extra)).status == 200
+    await admin.stop()
+    assert [each.by for each in state.decided if each] == ["alice@example.com", f"{issuer.url}#alice"]
 
 
 async def test_without_a_login_there_is_nothing_to_exchange(tmp_path: Path):
