@@ -32,8 +32,8 @@ def is_loopback(address: str, *, otherwise: bool = False) -> bool:
 def names_loopback(host: str) -> bool:
     """Whether a Host is a name or address of loopback, with or without a port."""
     if host.startswith("["):
-        name, _, rest = host[1:].partition("]")
-        return rest[:1] in ("", ":") and is_loopback(name)
+        name, end, rest = host[1:].partition("]")
+        return end != "" and rest[:1] in ("", ":") and is_loopback(name)
     name = host.partition(":")[0]
     return name.lower() in ("localhost", "localhost.") or is_loopback(name)
 

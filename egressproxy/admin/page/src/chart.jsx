@@ -16,7 +16,7 @@ function above(most) {
 export function Chart({ title, times, series, unit = "" }) {
   const [chosen, choose] = useState();
   const at = times[chosen] === undefined ? times.length - 1 : chosen;
-  const top = above(Math.max(...series.flatMap(([, , values]) => values)) || 1);
+  const top = above(Math.max(0, ...series.flatMap(([, , values]) => values)) || 1);
   const [first, last] = [times[0], times.at(-1)];
   const x = (index) => (100 * (times[index] - first)) / (last - first || 1);
   const y = (value) => 100 - (100 * value) / top;
