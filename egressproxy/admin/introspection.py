@@ -100,8 +100,8 @@ class Questions:
 
     async def _check_reader(self, request: web.BaseRequest) -> None:
         """Raises ApiError (401, 403) for a client of the network without the token: traffic is not for everybody."""
-        if not self._address.is_loopback:
-            await self._access.check_token(request, "on this address, this needs")
+        if not self._address.is_loopback or came_by_proxy(request):
+            await self._access.check_token(request, "from other machines, this needs")
 
     async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
         await self._check_reader(request)
