@@ -8,6 +8,7 @@ import asyncio
 import heapq
 import json
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -97,8 +98,8 @@ class Questions:
 
     async def _check_reader(self, request: web.BaseRequest) -> None:
         """Raises ApiError (401, 403) for a client of the network without the token: traffic is not for everybody."""
-        if not self._address.is_loopback:
-            await self._access.check_token(request, "on this address, this needs")
+        if not self._address.is_loopback or came_by_proxy(request):
+            await self._access.check_token(request, "from other machines, this needs")
 
     async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
         await self._check_reader(request)
@@ -123,7 +124,7 @@ class Questions:
 
         if self._feed is None:
             self._feed = LiveFeed(self._state)
-        return await self._feed.serve(request, _read(LiveFilter.of, request))
+        return await self._feed.serve(request, _read(LiveFilter.of, request), self._check_reader)
 
     def end_streams(self) -> None:
         """End the streams of /live, and refuse new ones."""
@@ -149,8 +150,10 @@ class Questions:
         return await self._caches(_read(CachePurge.of, request))
 
     async def _decide(self, request: web.BaseRequest) -> web.StreamResponse:
-        await self._check_writer(request, "an approval")
+        person = await self._check_writer(request, "an approval")
         decision = _read(HoldDecision.of, request)
+        if person:  # nobody decides in the name of another
+            decision = replace(decision, by=person)
         found = await self._held(decision, HoldPage())
         if not found["decided"]:
             raise ApiError(404, "NotFound", f"nothing with the id {decision.id[:80]} waits (any more)")
@@ -205,13 +208,14 @@ class Questions:
         except OSError as error:
             raise ApiError(500, "InternalError", str(error)) from None
 
-    async def _check_writer(self, request: web.BaseRequest, what: str) -> None:
-        """Raises ApiError (401, 403) for a client that may not ask for this, as `WriteAccess.check`."""
+    async def _check_writer(self, request: web.BaseRequest, what: str) -> str:
+        """As `WriteAccess.check`, for a program or page that says that it means it."""
         if not (self._address.is_loopback or self._access.needs_token):
             raise ApiError(403, "Forbidden", f"{what} is asked for on loopback, or with --api-token-file")
-        await self._access.check(request)
+        person = await self._access.check(request)
         if MARK not in request.headers:  # a page of any site can send a plain POST
             raise ApiError(403, "Forbidden", f"{what} is asked for with the header {MARK}, and by no web page")
+        return person
 
     async def _caches(self, purge: CachePurge | None) -> web.StreamResponse:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -28,9 +28,10 @@ DEFAULT_EVENTS: Final = 200
 MAX_EVENTS: Final = 1000
 #: Bytes that may wait for one reader, beside what its socket holds.
 MAX_WAITING: Final = 512 * 1024
-#: How often workers are asked, and how long nothing may be sent, in seconds.
+#: How often workers are asked, how long nothing may be sent, and how often a reader's right is checked, in seconds.
 ASK_S: Final = 0.25
 COMMENT_S: Final = 15.0
+CHECK_S: Final = 15.0
 #: How long a reader may read nothing, in seconds.
 UNREAD_S: Final = 30.0
 #: The most lines that are read of one round of answers: 5 to 20 ms of a thread.
@@ -127,8 +128,13 @@ class LiveFeed:
     def readers(self) -> int:
         return len(self._readers)
 
-    async def serve(self, request: web.BaseRequest, wanted: LiveFilter) -> web.StreamResponse:
-        """The stream, until its reader leaves or the gateway drains. Raises ApiError."""
+    async def serve(
+        self, request: web.BaseRequest, wanted: LiveFilter, check: Callable[[web.BaseRequest], Awaitable[None]]
+    ) -> web.StreamResponse:
+        """The stream, until its reader leaves, `check` raises ApiError (its token has ended), or the gateway drains.
+
+        Raises ApiError before it begins.
+        """
         if len(self._readers) >= MAX_READERS:
             raise ApiError(503, "ServiceUnavailable", f"/live has {MAX_READERS} readers already", retry_after_s=5)
         reader = LiveReader(wanted)
@@ -142,7 +148,8 @@ class LiveFeed:
                     # From here on workers keep lines; those for readers before are forgotten.
                     await self._state.ask_some("live_lines")
                 await response.write(b": live\n\n")
-                await self._pump(reader, response)
+                with suppress(ApiError):
+                    await self._pump(reader, response, lambda: check(request))
             await response.write_eof()
         except TimeoutError:  # the reader reads nothing
             if request.transport is not None:
@@ -159,10 +166,16 @@ class LiveFeed:
         for reader in self._readers:
             reader.has_more.set()
 
-    async def _pump(self, reader: LiveReader, response: web.StreamResponse) -> None:
+    async def _pump(
+        self, reader: LiveReader, response: web.StreamResponse, check: Callable[[], Awaitable[None]]
+    ) -> None:
+        checked_at = monotonic()
         while not self._is_over:
             with suppress(TimeoutError):
                 await asyncio.wait_for(reader.has_more.wait(), COMMENT_S)
+            if monotonic() - checked_at >= CHECK_S:
+                await check()
+                checked_at = monotonic()
             async with asyncio.timeout(UNREAD_S):
                 await response.write(reader.take() or b": \n\n")
 

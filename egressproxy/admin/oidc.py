@@ -8,7 +8,6 @@ RFC 7636 (PKCE), RFC 9700 (best practices).
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Iterable, Mapping
 from math import inf
@@ -23,6 +22,7 @@ from egressproxy.identity.credentials import CredentialRefused, UnknownKey
 from egressproxy.identity.key_sets import MAX_KEY_SET_BYTES, KeySet, read_key_set
 from egressproxy.identity.tokens import TokenVerifier
 from egressproxy.ir.identity import TokenIssuerIR
+from egressproxy.model.encoding import json_object
 
 log = logging.getLogger("egressproxy")
 
@@ -31,7 +31,11 @@ REFRESH_S: Final = 300.0
 MAX_AGE_S: Final = 24 * 3600.0
 PAUSE_S: Final = 10.0
 TIMEOUT_S: Final = 5.0
+#: The most codes that are exchanged at once: anybody may ask for it, and TLS takes time of the event loop.
+MAX_LOGINS: Final = 2
 GROUP: Final = "group:"
+#: Claims that name the client that a token was issued to (OpenID Connect Core section 2; RFC 9068 section 2.2).
+_ISSUED_TO: Final = ("azp", "client_id")
 _ENDPOINTS: Final = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
@@ -41,36 +45,45 @@ class OidcLogin:
     def __init__(self, issuer: str, client_id: str, allowed: Iterable[str]) -> None:
         self._issuer = issuer
         self._client_id = client_id
-        self._allowed = frozenset(each if each.startswith(GROUP) else each.lower() for each in allowed)
-        self._verifier = TokenVerifier([TokenIssuerIR(issuer, (client_id,))], ("email", "email_verified"))
+        self._allowed = frozenset(each if each.startswith(GROUP) else _address(each) for each in allowed)
+        claims = ("email", "email_verified", *_ISSUED_TO)
+        self._verifier = TokenVerifier([TokenIssuerIR(issuer, (client_id,))], claims)
         self._endpoints: dict[str, str] = {}
         self._keys: dict[str, KeySet] = {}
         self._fetched_at = self._tried_at = -inf
-        self._turn = asyncio.Lock()
+        self._fetching: asyncio.Task[None] | None = None
+        self._logins = asyncio.Semaphore(MAX_LOGINS)
 
     async def settings(self) -> Mapping[str, str]:
         """What the page begins a login with. Raises ApiError(503)."""
-        await self._refresh(REFRESH_S)
+        await self._refresh()
         return {"authorize": self._endpoints["authorization_endpoint"], "client_id": self._client_id}
 
     async def exchange(self, code: str, verifier: str, redirect_uri: str) -> str:
         """The ID token for a code, of a person who may come in. Raises ApiError(401, 403, 503)."""
-        await self._refresh(REFRESH_S)
+        await self._refresh()
+        if self._logins.locked():
+            raise ApiError(503, "ServiceUnavailable", "others sign in just now: try again", retry_after_s=5)
         form = {
             "grant_type": "authorization_code", "code": code, "code_verifier": verifier,
             "redirect_uri": redirect_uri, "client_id": self._client_id,
         }  # fmt: skip
         try:
-            token = json.loads(await _call(self._endpoints["token_endpoint"], form))["id_token"]
-        except (ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            async with self._logins:
+                answer = await _call(self._endpoints["token_endpoint"], form)
+            token = (json_object(answer) or {})["id_token"]
+        except (ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
             log.warning("admin: %s gives no token for a code: %s", self._issuer, _why(error))
             raise ApiError(401, "Unauthorized", "the issuer gives no token: sign in again") from None
         await self.check(str(token).encode("utf-8", "replace"))
         return str(token)
 
-    async def check(self, token: bytes) -> None:
-        """Return for the ID token of a person who may come in. Raises ApiError(401, 403, 503)."""
-        await self._refresh(REFRESH_S)
+    async def check(self, token: bytes) -> str:
+        """The person of an ID token who may come in: a verified address, or "ISSUER#SUBJECT".
+
+        Raises ApiError(401, 403, 503).
+        """
+        await self._refresh()
         try:
             try:
                 believed = self._verifier.verify(token, self._keys, time())
@@ -80,35 +93,46 @@ class OidcLogin:
         except CredentialRefused as error:
             raise ApiError(401, "Unauthorized", str(error)) from None
         claims = dict(believed.identity.claims)
+        if any(claims.get(name, self._client_id) != self._client_id for name in _ISSUED_TO):
+            raise ApiError(401, "Unauthorized", "the token was issued to another client")
         names = {f"{GROUP}{each}" for each in believed.identity.groups}
-        email = claims.get("email", "").lower()
+        email = _address(claims.get("email", ""))
         if claims.get("email_verified") == "true" and not email.startswith(GROUP):  # else its owner may have typed it
             names.add(email)
         if not names & self._allowed:
             raise ApiError(403, "Forbidden", "this person is not allowed here: see --ui-oidc-allow")
+        return email if email in names and email.isprintable() else believed.identity.name
 
-    async def _refresh(self, age_s: float) -> None:
-        """Have endpoints and keys that are at most so old, or those from before. Raises ApiError(503) without any."""
-        async with self._turn:
-            now = monotonic()
-            if now - self._fetched_at < age_s or (self._keys and now - self._tried_at < PAUSE_S):
-                return
-            self._tried_at = now
-            try:
-                await self._fetch()
-            except (ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError) as error:
-                log.warning("admin: the issuer %s does not answer as it should: %s", self._issuer, _why(error))
-                if now - self._fetched_at > MAX_AGE_S:
-                    self._keys.clear()
-                    raise ApiError(503, "ServiceUnavailable", f"the issuer {self._issuer} does not answer") from None
+    async def _refresh(self, age_s: float = MAX_AGE_S) -> None:
+        """Wait for endpoints and keys if they are older, once for all who ask. Raises ApiError(503) without any."""
+        now = monotonic()
+        age = now - self._fetched_at
+        if self._fetching is None and age >= min(age_s, REFRESH_S) and now - self._tried_at >= PAUSE_S:
+            self._fetching = asyncio.get_running_loop().create_task(self._try())
+        if self._fetching is not None and age >= age_s:
+            await asyncio.shield(self._fetching)  # a client that leaves does not end it for others
+        if not self._keys:
+            raise ApiError(503, "ServiceUnavailable", f"the issuer {self._issuer} does not answer")
+
+    async def _try(self) -> None:
+        try:
+            await self._fetch()
+        except (ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError) as error:
+            log.warning("admin: the issuer %s does not answer as it should: %s", self._issuer, _why(error))
+            if monotonic() - self._fetched_at > MAX_AGE_S:
+                self._keys.clear()
+        finally:
+            self._tried_at, self._fetching = monotonic(), None
 
     async def _fetch(self) -> None:
-        document = json.loads(await _call(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"))
+        document = json_object(await _call(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")) or {}
         if document["issuer"] != self._issuer:
             raise ValueError(f"its document names another issuer, {str(document['issuer'])[:200]!r}")
+        if "S256" not in document.get("code_challenge_methods_supported", ("S256",)):
+            raise ValueError("it does not know PKCE with S256")
         endpoints = {name: str(document[name]) for name in _ENDPOINTS}
         for name, url in endpoints.items():
-            if not is_safe(url):
+            if not is_safe(url) or url.startswith("http:") > self._issuer.startswith("http:"):
                 raise ValueError(f"its {name} is no URL with https")
         self._keys[self._issuer] = read_key_set(await _call(endpoints["jwks_uri"]))
         self._endpoints, self._fetched_at = endpoints, monotonic()
@@ -116,7 +140,10 @@ class OidcLogin:
 
 def is_safe(url: str) -> bool:
     """Whether nobody on the way can read or change what is asked there: https, or this machine."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
     return bool(parts.hostname) and (
         parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1"))
     )
@@ -136,6 +163,11 @@ async def _call(url: str, form: Mapping[str, str] | None = None) -> bytes:
         if answer.status != 200:
             raise ValueError(f"status {answer.status}")
         return body
+
+
+def _address(text: str) -> str:
+    """In lower case, but for letters beyond ASCII: some become letters of ASCII by it, and another person's address."""
+    return text.lower() if text.isascii() else text
 
 
 def _why(error: Exception) -> str:

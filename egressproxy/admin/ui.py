@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,7 @@ from aiohttp import web
 
 from egressproxy.admin.status import ApiError, bad_request, json_response
 from egressproxy.admin.write_access import MARK, WriteAccess, is_admin_page
+from egressproxy.model.encoding import json_object
 
 FOLDER: Final = Path(__file__).with_name("page") / "dist"
 #: Where the page begins and ends a login by OpenID Connect; the most bytes that it sends there, and its seconds for it.
@@ -19,7 +19,7 @@ LOGIN: Final = "/ui/oidc"
 MAX_LOGIN: Final = 8192
 LOGIN_S: Final = 5.0
 #: Of script and style together, for tests: a page that grows is looked at.
-MAX_BYTES: Final = 80 * 1024
+MAX_BYTES: Final = 48 * 1024
 #: File and content type by path.
 FILES: Final = {
     "/ui": ("index.html", "text/html; charset=utf-8"),
@@ -46,9 +46,9 @@ async def page(request: web.BaseRequest, access: WriteAccess, *, is_local: bool)
     if MARK not in request.headers or ("Origin" in request.headers and not is_admin_page(request, has_token=True)):
         raise ApiError(403, "Forbidden", "a login is ended by the admin page of this address alone")
     try:
-        asked = json.loads(await _body(request))
+        asked = json_object(await _body(request)) or {}
         texts = [str(asked[name]) for name in ("code", "verifier", "redirect_uri")]
-    except (ValueError, KeyError, TypeError, TimeoutError):
+    except (ValueError, KeyError, TimeoutError):
         raise bad_request("write {code, verifier, redirect_uri} as JSON") from None
     return json_response(200, {"token": await access.login.exchange(*texts)})
 

@@ -92,7 +92,7 @@ class Views:
             del each["decision"]
             each["change"] = self._proposed.get(key)
         since_s = max([since_s, *(each["since"] for each in found)])
-        return {"since": since_s, "configuration": self._state.generation(), "denials": groups}
+        return {"since": since_s, "configuration": self._proposed_for[0], "denials": groups}
 
     async def _propose(self, asked: Mapping[str, None]) -> None:
         """Have changes made for these, unless that is too early."""

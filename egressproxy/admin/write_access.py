@@ -31,7 +31,10 @@ def is_loopback(address: str, *, otherwise: bool = False) -> bool:
 
 def names_loopback(host: str) -> bool:
     """Whether a Host is a name or address of loopback, with or without a port."""
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    if host.startswith("["):
+        name, end, rest = host[1:].partition("]")
+        return end != "" and rest[:1] in ("", ":") and is_loopback(name)
+    name = host.partition(":")[0]
     return name.lower() in ("localhost", "localhost.") or is_loopback(name)
 
 
@@ -86,8 +89,8 @@ class WriteAccess:
         """Whether clients show a token, so that they may be on other machines."""
         return self._token_file is not None or self.login is not None
 
-    async def check(self, request: web.BaseRequest) -> None:
-        """Return where this client may write. Raises ApiError(401, 403) where it may not, or is a page of others."""
+    async def check(self, request: web.BaseRequest) -> str:
+        """The person who signed in, or "", of a client that may write. Raises ApiError(401, 403) for all others."""
         if "Origin" in request.headers and not is_admin_page(request, has_token=self.needs_token):
             raise ApiError(403, "Forbidden", "a web page may not write, but for the admin page of this address")
         if self.needs_token:
@@ -98,20 +101,26 @@ class WriteAccess:
             raise ApiError(403, "Forbidden", "a page writes by a name of this machine: http://127.0.0.1/ or localhost")
         if came_by_proxy(request):
             raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
+        return ""
 
-    async def check_token(self, request: web.BaseRequest, what: str) -> None:
-        """Return if the client shows the token. Raises ApiError(401, 403)."""
+    async def check_token(self, request: web.BaseRequest, what: str) -> str:
+        """The person who signed in, or "" for the token of programs. Raises ApiError(401, 403) without either."""
         if not self.needs_token:
             raise ApiError(403, "Forbidden", f"{what} a token: start the gateway with --api-token-file FILE")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        is_bearer = scheme.lower() == "bearer"
         token = given.strip().encode("utf-8", "surrogateescape")  # as it was sent, UTF-8 or not
-        if self.login is not None and scheme.lower() == "bearer" and token.count(b".") == 2:  # a JWT
-            return await self.login.check(token)
-        if self._token_file is None:
-            raise ApiError(401, "Unauthorized", f"{what} the token of a login: Authorization: Bearer …")
-        try:
-            expected = await asyncio.to_thread(read_token, self._token_file)
-        except ValueError as error:
-            raise ApiError(403, "Forbidden", str(error)) from None
-        if scheme.lower() != "bearer" or not hmac.compare_digest(token, expected):
+        login = (
+            self.login if is_bearer and token.count(b".") == 2 else None
+        )  # a JWT, which may be the token of the file
+        if self._token_file is not None:
+            try:
+                expected = await asyncio.to_thread(read_token, self._token_file)
+                if is_bearer and hmac.compare_digest(token, expected):
+                    return ""
+            except ValueError as error:
+                if login is None:
+                    raise ApiError(403, "Forbidden", str(error)) from None
+        if login is None:
             raise ApiError(401, "Unauthorized", f"{what} the token: Authorization: Bearer …")
+        return await login.check(token)

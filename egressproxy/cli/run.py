@@ -355,12 +355,15 @@ def _check_writes(options: RunOptions) -> None:
     """Raises click.UsageError for options of writes and logins that do not fit together, and for a bad token file."""
     login = (options.ui_oidc_issuer, options.ui_oidc_client_id, options.ui_oidc_allow)
     if any(login):
-        from egressproxy.admin.oidc import is_safe
+        from egressproxy.admin.oidc import GROUP, is_safe
 
         if not all(login):
             raise click.UsageError("--ui-oidc-issuer, --ui-oidc-client-id and --ui-oidc-allow belong together")
         if not is_safe(options.ui_oidc_issuer):
             raise click.UsageError(f"--ui-oidc-issuer is {options.ui_oidc_issuer!r}: write a URL with https://")
+        for each in options.ui_oidc_allow:
+            if not each.removeprefix(GROUP) or not ("@" in each or each.startswith(GROUP)):
+                raise click.UsageError(f"--ui-oidc-allow is {each!r}: write an email address, or group:NAME")
     if options.api_writes and options.cluster is not None:
         raise click.UsageError(
             "--api-writes is for a gateway without a cluster: with --source kubernetes, write to its API server"

@@ -310,3 +310,8 @@ async def test_on_the_network_traffic_is_shown_for_the_token_alone(state: State,
     answer = await ask(made, "/live?x=1", extra="Authorization: Bearer 0123456789abcdef\r\n")
     assert (answer.status, "parameter x is not known" in answer.json()["message"]) == (400, True)
     await made.stop()
+
+
+async def test_by_way_of_a_proxy_of_this_machine_traffic_is_shown_for_the_token_alone(admin: AdminServer):
+    for path in (*VIEWS, "/live"):
+        assert (await ask(admin, path, extra="X-Forwarded-For: 10.0.0.9\r\n")).status == 403, path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from egressproxy.admin import live
 from egressproxy.admin.live import MAX_READERS, LiveFilter, LiveReader, sift
 from egressproxy.admin.server import AdminServer
+from egressproxy.admin.write_access import WriteAccess
 from tests.admin.kit import admin_server
 from tests.admin.test_server import State as PlainState
 from tests.admin.test_server import ask
@@ -131,9 +133,11 @@ async def admin(state: State, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await made.stop()
 
 
-async def begin(admin: AdminServer, query: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def begin(
+    admin: AdminServer, query: str = "", extra: str = ""
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(admin.host, admin.port)
-    writer.write(f"GET /live{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    writer.write(f"GET /live{query} HTTP/1.1\r\nHost: localhost\r\n{extra}\r\n".encode())
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
     assert b"text/event-stream" in head
     assert b"Cross-Origin-Resource-Policy: same-origin" in head
@@ -172,6 +176,23 @@ async def test_there_are_eight_readers_and_one_that_leaves_makes_room(admin: Adm
     assert (await ask(admin, "/live")).status == 503
     for each in writers:
         each.close()
+
+
+async def test_a_stream_ends_with_the_token_of_its_reader(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(live, "CHECK_S", 0.0)
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef")
+    admin = admin_server(state, "0.0.0.0", access=WriteAccess(file))
+    await admin.start()
+    admin.host = "127.0.0.1"
+    reader, writer = await begin(admin, extra="Authorization: Bearer 0123456789abcdef\r\n")
+    file.write_text("fedcba9876543210")
+    state.next = [line()]
+    assert (await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 5)).count(b"event: exchange") <= 1
+    writer.close()
+    await admin.stop()
 
 
 @pytest.mark.parametrize("mode", ["navigate", "no-cors", "cors"])

@@ -149,6 +149,7 @@ async def test_head_has_no_body(admin: AdminServer):
         ("127.0.0.1.evil.example", 403),
         ("169.254.169.254", 403),
         ("[::1", 403),
+        ("[::1].evil.example", 403),
         ("[evil]", 403),
     ],
 )

@@ -83,6 +83,7 @@ async def test_the_admin_page_writes_as_programs_of_this_machine_do():
         {"Sec_Fetch_Site": "none"},
         {"Sec_Fetch_Site": None},
         {"Host": "127.0.0.1:15900, evil.example"},
+        {"Host": "[::1].evil.example", "Origin": "http://[::1].evil.example"},
         {"X_Egressproxy": None},
         {"Content_Type": "text/plain"},
         {"Content_Type": "application/x-www-form-urlencoded"},

@@ -210,6 +210,13 @@ HERE = os.path.dirname(__file__)
             ["--ui-oidc-issuer", "http://login.example", "--ui-oidc-client-id", "x", "--ui-oidc-allow", "a@b"],
             "write a URL with https://",
         ),
+        *(
+            (
+                ["--ui-oidc-issuer", "https://login.example", "--ui-oidc-client-id", "x", "--ui-oidc-allow", allowed],
+                "write an email address, or group:NAME",
+            )
+            for allowed in ("", "alice", "group:")
+        ),
         (["--api-writes", "--state-dir", "state", "--api-token-file", os.devnull], "shorter than 16 characters"),
     ],
 )

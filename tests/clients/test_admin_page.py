@@ -45,6 +45,8 @@ def needed(what: str, is_here: object) -> None:
 class World(GatewayProcess):
     """A gateway whose policy was written through its API: origin.test is allowed, once a person has approved."""
 
+    policies = "/apis/egressproxy.io/v1alpha1/namespaces/agents/egresspolicies"
+
     def __init__(self, folder: Path, origin: Origin, dns: str) -> None:
         self.port, self.origin = free_port(), origin
         arguments = ["--api-writes", "--state-dir", str(folder / "state")]
@@ -61,11 +63,15 @@ class World(GatewayProcess):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.admin_port}"
 
-    def write(self) -> None:
-        path = "/apis/egressproxy.io/v1alpha1/namespaces/agents/egresspolicies"
+    def write(self, path: str = policies, method: str = "POST") -> None:
         body, fields = json.dumps(self.policy).encode(), {"Content-Type": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, fields)):
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, fields, method=method)):
             pass
+
+    def allow(self, host: str) -> None:
+        """As another person does it meanwhile."""
+        self.policy["spec"]["destinations"]["allow"].append({"hostnames": [host]})
+        self.write(self.policies + "/default", "PUT")
 
     def status(self, host: str) -> int:
         """What a request to this host is answered with."""
@@ -125,6 +131,7 @@ async def test_a_text_from_outside_stays_a_text(browser: Chromium):
     await view(browser, "explain?method=GET&url=http://evil.test/%22%3E%3Cimg%20src=x%20onerror=window.evil=1%3E")
     await browser.until("document.querySelector('[role=alert], section')")
     assert await browser.run("[document.images.length, 'evil' in window].join()") == "0,false"
+    assert await browser.run("document.querySelector('[name=url]').clientWidth") > 200, "a URL is long"
 
 
 async def test_the_change_that_allows_a_denied_request_is_shown_and_applied(gateway: World, browser: Chromium):
@@ -135,10 +142,17 @@ async def test_the_change_that_allows_a_denied_request_is_shown_and_applied(gate
     await browser.until(
         "[...document.querySelectorAll('pre.diff .good')].some((each) => each.innerText.includes('other.test'))"
     )
+    gateway.allow("teammate.test")
+    await browser.press_twice("Apply")
+    await browser.shows("The configuration has changed meanwhile")
+    anew = "document.dispatchEvent(new Event('visibilitychange'))"  # it asks at once
+    await browser.until(f"{anew} && document.querySelector('pre.diff')?.textContent.includes('teammate.test')")
+    await browser.run("document.querySelector('td details').open = true")
     await browser.press_twice("Apply")
     await browser.shows("The configuration in service allows it now.")
     found = gateway.read("/explain?method=GET&dns=0&url=http://other.test:" + str(gateway.origin.port))
     assert found["verdict"] == "allowed"  # type: ignore[index]
+    assert "teammate.test" in json.dumps(gateway.read(gateway.policies + "/default")), "nobody's change is undone"
 
 
 async def test_a_request_that_waits_is_approved(gateway: World, browser: Chromium):
@@ -156,9 +170,11 @@ async def test_every_view_can_be_used_by_everybody(browser: Chromium, size: tupl
     await browser.look(*size, dark=dark)
     for name in VIEWS:
         await view(browser, name)
-        await browser.run("document.querySelectorAll('button.row[aria-expanded=false]')[0]?.click()")
+        await browser.run("[...document.querySelectorAll('button.row')].slice(0, 2).at(-1)?.click()")
         assert await browser.complaints(axe) == {}, name
         assert await browser.run("document.documentElement.scrollWidth") == size[0], name
+        tables = "[...document.querySelectorAll('.scroll')]"
+        assert await browser.run(f"{tables}.filter((each) => each.scrollWidth > each.clientWidth).length") == 0, name
     await browser.look(*DESKTOP)
     assert browser.errors == []
 
@@ -216,8 +232,13 @@ async def test_a_person_signs_in_at_an_issuer(browser: Chromium):
             await browser.press("Sign in at 127.0.0.1")
             await browser.shows("Sign out")
             assert await browser.run("location.search + location.hash") == "#/denials"
-            await browser.run("location.assign('?code=stolen&state=forged')")
+            await browser.run("location.assign('?code=stolen&state=forged&error=call+this+number')")
             await browser.shows("This tab has begun no such login.")
+            await browser.press("Sign out")
+            await browser.run("Object.defineProperty(crypto, 'subtle', {value: undefined})")  # as by plain HTTP
+            await browser.run("location.hash = '#/limits'")
+            await browser.press("Sign in at 127.0.0.1")
+            await browser.shows("A login needs a page by https")
         finally:
             await admin.stop()
     browser.errors.clear()
@@ -225,10 +246,18 @@ async def test_a_person_signs_in_at_an_issuer(browser: Chromium):
 
 async def test_a_slow_stream_that_breaks_off_within_an_event_is_shown_as_far_as_it_came(browser: Chromium):
     """A stand-in for a gateway: ours does not cut its events."""
-    line = {"kind": "request", "method": "GET", "authority": "a.test", "path": "/ü", "status": 200, "reason": "-"}
+    line = {
+        "kind": "request",
+        "method": "GET",
+        "authority": "a.test",
+        "path": "/ü",
+        "status": 200,
+        "reason": "\u202edeneid",
+    }
     event = f"event: exchange\ndata: {json.dumps(line, ensure_ascii=False)}\n\n".encode()
 
     async def live(request: web.Request) -> web.StreamResponse:
+        assert request.cookies == {"session": "1"}  # that of a proxy in front that signs people in
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
         cut = event.index("ü".encode()) + 1  # within a character
@@ -240,13 +269,16 @@ async def test_a_slow_stream_that_breaks_off_within_an_event_is_shown_as_far_as_
         return stream
 
     async def file(request: web.Request) -> web.Response:
-        return await page_file(request, is_open=True)
+        answer = await page_file(request, is_open=True)
+        answer.set_cookie("session", "1", httponly=True)
+        return answer
 
     app = web.Application()
     app.add_routes([web.get("/live", live), *(web.get(path, file) for path in FILES)])
     async with TestServer(app) as server:
         await browser.open(f"http://127.0.0.1:{server.port}/ui#/live")
         await browser.shows("a.test/ü")
+        await browser.shows("\\u{202e}deneid")
         await browser.shows("12 requests are not shown")
         await browser.shows("The stream has broken off: trying again")
         await browser.open("about:blank")

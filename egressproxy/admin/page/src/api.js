@@ -42,7 +42,7 @@ export async function request(path, options = {}) {
   if (token) headers.Authorization = `Bearer ${token}`;
   let response;
   try {
-    const init = { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store", credentials: "omit", ...options, headers };
+    const init = { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store", ...options, headers };
     response = await fetch(path, init);
   } catch (error) {
     if (options.signal?.aborted) throw error;

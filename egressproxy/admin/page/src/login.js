@@ -8,6 +8,7 @@ const here = () => location.origin + location.pathname;
 
 /** Leaves for the issuer. */
 export async function begin({ authorize, client_id }) {
+  if (!crypto.subtle) throw new Error("A login needs a page by https: with http, browsers have no means for it.");
   const login = { verifier: random(), state: random(), hash: location.hash };
   store.setItem(KEY, JSON.stringify(login));
   const code_challenge = text(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(login.verifier)));
@@ -22,7 +23,8 @@ export async function end() {
   const login = JSON.parse(store.getItem(KEY)) || {};
   store.removeItem(KEY);
   history.replaceState(null, "", location.pathname + (login.hash || ""));
-  if (state !== login.state || !code) throw new Error(error || "This tab has begun no such login.");
+  if (state !== login.state) throw new Error("This tab has begun no such login."); // anybody can write such a link
+  if (!code) throw new Error(`The issuer has refused the login: ${error}`);
   const answer = await change("ui/oidc", "POST", { code, verifier: login.verifier, redirect_uri: here() });
   keepToken((await answer.json()).token);
 }

@@ -75,7 +75,7 @@ function SignIn({ isRefused }) {
   const [login, offer] = useState();
   const [problem, tell] = useState(isRefused && "The token is refused.");
   useEffect(() => {
-    read("ui/oidc").then(offer, () => {});
+    read("ui/oidc").then(offer, ({ status, message }) => status === 503 && tell(message));
   }, []);
   const submit = (event) => {
     event.preventDefault();

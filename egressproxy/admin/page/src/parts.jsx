@@ -11,7 +11,9 @@ const date = (at) => new Date(typeof at === "number" ? at * 1000 : at);
 export const time = (at) => (at ? date(at).toLocaleTimeString([], CLOCK) : "");
 export const moment = (at) => (at ? date(at).toLocaleString([], CLOCK) : "");
 export const number = (value) => (typeof value === "number" ? value.toLocaleString([], { maximumFractionDigits: Math.abs(value) < 1 ? 6 : 2 }) : shown(value));
-export const shown = (value) => (value == null || value === "-" ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
+// Characters that are not seen, or turn the direction of a text, are told: else a text may look like another one.
+const seen = (text) => text.replace(/(?!\n)\p{C}/gu, (each) => `\\u{${each.codePointAt().toString(16)}}`);
+export const shown = (value) => (value == null || value === "-" ? "" : seen(typeof value === "object" ? JSON.stringify(value) : String(value)));
 
 /** The client of a request. */
 export const who = (line) => [line.namespace, line.service_account].map(shown).filter(Boolean).join("/") || shown(line.identity) || shown(line.client);
@@ -111,10 +113,10 @@ export function Facts({ of }) {
   );
 }
 
-/** A unified diff; its signs say what the colours say. */
-export const Diff = ({ text }) => (
+/** A unified diff, or one of configurations, whose signs are indented. The signs say what the colours say. */
+export const Diff = ({ text, sign = text.startsWith("---") ? /^./ : /\S/ }) => (
   <pre class="diff" tabindex="0" aria-label="Change">
-    {text.trimEnd().split("\n").map((line) => <span class={{ "+": "good", "-": "bad", "@": "faint", "!": "warn" }[line[0]]}>{line + "\n"}</span>)}
+    {text.trimEnd().split("\n").map((line) => <span class={{ "+": "good", "-": "bad", "@": "faint", "!": "warn" }[line.match(sign)]}>{line + "\n"}</span>)}
   </pre>
 );
 

@@ -1,6 +1,6 @@
 // Live traffic, denials, and the last hour.
 import { Fragment, h } from "preact";
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { change, follow, query, read, useGateway, usePolled } from "./api.js";
 import { Chart } from "./chart.jsx";
 import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, time, who } from "./parts.jsx";
@@ -82,18 +82,15 @@ export function Live({ params }) {
   );
 }
 
-/** Puts an object in the place of the one that is served, or makes it. */
-async function apply(manifest) {
+/** Puts an object in the place of the one that is served, if nothing has changed since it was worked out. */
+async function apply(manifest, configuration) {
   const { namespace, name } = manifest.metadata;
   const root = `api${manifest.apiVersion.includes("/") ? "s" : ""}/${manifest.apiVersion}`;
   const { name: plural } = (await read(root)).resources.find((each) => each.kind === manifest.kind && !each.name.includes("/"));
-  const all = `${root}/${namespace ? `namespaces/${namespace}/` : ""}${plural}`;
-  try {
-    await change(`${all}/${name}?fieldManager=admin-page`, "PUT", manifest);
-  } catch (error) {
-    if (error.status !== 404) throw error;
-    await change(`${all}?fieldManager=admin-page`, "POST", manifest);
-  }
+  const place = `${root}/namespaces/${namespace}/${plural}/${name}`;
+  const { resourceVersion } = (await read(place)).metadata; // what changes from here on is refused by the gateway
+  if ((await read("summary")).configuration !== configuration) throw new Error("The configuration has changed meanwhile: look at the change again.");
+  await change(`${place}?fieldManager=admin-page`, "PUT", { ...manifest, metadata: { ...manifest.metadata, resourceVersion } });
 }
 
 export function Denials() {
@@ -107,7 +104,7 @@ export function Denials() {
           {[5, 15, 60].map((each) => <option value={each}>{each} minutes</option>)}
         </select></label>
       </p>
-      <Loaded of={found}>{({ denials }) => (
+      <Loaded of={found}>{({ denials, configuration }) => (
         <Table
           label="Denials" rows={denials} empty="Nothing was denied." id={(each) => [each.destination, each.method, who(each), each.reason, each.rule].join(" ")}
           columns={[
@@ -122,7 +119,7 @@ export function Denials() {
             <>
               <p>{each.why}</p>
               {each.allowed_now ? <p class="good">The configuration in service allows it now.</p> : each.remedy && <p>To allow it: {each.remedy}</p>}
-              {each.change && <Change {...each.change} isWritable={summary?.api_writes} done={found.again} />}
+              {each.change && <Change {...each.change} isWritable={summary?.api_writes} action={() => apply(each.change.manifest, configuration).then(found.again)} />}
               <Facts of={{ rule: each.rule, policy: each.policy, first: moment(each.first), last: moment(each.last), request: each.request_id }} />
             </>
           )}
@@ -132,15 +129,15 @@ export function Denials() {
   );
 }
 
-function Change({ object, file, diff, manifest, isWritable, done }) {
+function Change({ object, file, diff, manifest, isWritable, action }) {
   return (
     <details>
       <summary>Show the change that would allow it</summary>
       <p>{object}{file && ` in ${file}`}</p>
       <Diff text={diff} />
       {file ? <p>Edit the file: it is read again when it is saved.</p>
-        : isWritable ? <p><Act name="Apply" action={() => apply(manifest).then(done)} done="It is in service." /></p>
-        : <p>Apply it with kubectl, or here with --api-writes.</p>}
+        : isWritable && manifest ? <p><Act name="Apply" action={action} done="It is in service." /></p>
+        : <p>Apply it with kubectl{!isWritable && ", or here with --api-writes"}.</p>}
     </details>
   );
 }
@@ -163,14 +160,14 @@ export function Hour() {
 
 function Pictures({ minutes }) {
   const of = (name) => minutes.map((each) => each[name] ?? null);
-  const times = useMemo(() => minutes.map((each) => each.time), [minutes]);
+  const times = minutes.map((each) => each.time);
   const sum = (name) => of(name).reduce((all, one) => all + (one || 0), 0);
-  const pictures = useMemo(() => [
+  const pictures = [
     ["Requests per minute", "", [["all", "accent", of("requests")], ["denied", "bad", of("denials")], ["failed", "warn", of("failures")]]],
     ["Latency", " ms", [["p50", "accent", of("p50_ms")], ["p95", "warn", of("p95_ms")]]],
     ["Tokens per minute", "", [["tokens", "accent", of("tokens")]]],
     ["Cost per minute", "", [["cost", "accent", of("cost")]]],
-  ], [minutes]);
+  ];
   return (
     <>
       <p>{number(sum("requests"))} requests, {number(sum("denials"))} denied, {number(sum("failures"))} failed; {number(Math.round(sum("tokens")))} tokens, cost {number(sum("cost"))}.</p>
