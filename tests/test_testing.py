@@ -200,7 +200,7 @@ def test_the_plugin_gives_tests_a_gateway_and_shows_what_failed_ones_asked(pytes
     result = pytester.runpytest_inprocess(*PLUGIN)
     result.assert_outcomes(passed=2, failed=1, errors=2)
     result.stdout.fnmatch_lines([
-        "the marker egress takes allow, * and not alow",
+        "the gateway of this test: *unexpected keyword argument 'alow'",
         "*Captured egress gateway call*",
         "GET b.example:80/y: 403 destination_not_allowed",
     ])  # fmt: skip

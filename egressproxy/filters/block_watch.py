@@ -70,17 +70,15 @@ class _Steps(Coroutine[Any, Any, Any]):
         self._watch = watch
 
     def send(self, value: Any) -> Any:
-        began = monotonic()
-        try:
-            return self._coroutine.send(value)
-        finally:
-            if monotonic() - began > BLOCKED_S:
-                self._watch.blocked(self._method)
+        return self._timed(self._coroutine.send, value)
 
     def throw(self, *raised: Any) -> Any:
+        return self._timed(self._coroutine.throw, *raised)
+
+    def _timed(self, step: Callable[..., Any], *given: Any) -> Any:
         began = monotonic()
         try:
-            return self._coroutine.throw(*raised)
+            return step(*given)
         finally:
             if monotonic() - began > BLOCKED_S:
                 self._watch.blocked(self._method)

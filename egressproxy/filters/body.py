@@ -355,7 +355,7 @@ def checked_result(step: FilterStep, data: bytes, result: object, *, may_answer:
     if not isinstance(result, bytes):
         if isinstance(result, LocalResponse) and may_answer:
             raise FilterAnswered(checked_answer(step, result), step)
-        raise wrong_result(step, result)
+        raise wrong_result(step.method, result)
     if len(result) > MAX_RESULT:
         raise ResultTooLarge
     return data if step.only_reads else result
