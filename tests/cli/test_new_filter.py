@@ -52,8 +52,3 @@ def test_a_name_that_does_not_do_is_refused(name: str, why: str, tmp_path: Path)
     status, said = new(name, "--dir", tmp_path)
     assert (status, [*tmp_path.iterdir()]) == (2, [])
     assert why in said
-
-
-def test_a_class_has_no_name_that_is_taken(tmp_path: Path):
-    assert new("filter", "--dir", tmp_path)[0] == 0
-    assert "class FilterFilter(Filter):" in (tmp_path / "filter.py").read_text()

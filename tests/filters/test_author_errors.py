@@ -111,7 +111,7 @@ def test_text_that_may_be_of_a_request_is_shown_to_the_author_alone(code: str, d
 LOADING = {
     "two-arguments": (SIGNATURE + "def request_body(self, x, data): ...", ":5: `request_body` is called with (x, data"),
     "no-self": (SIGNATURE + "def request_headers(x): ...", ":5: `request_headers` is called with (x): write def reque"),
-    "no-context": (HEADERS + "...\n    def __init__(self): ...", ":7: `__init__` of F failed (TypeError: F.__init__() takes"),
+    "no-context": (HEADERS + "...\n    def __init__(self): ...", ":7: `__init__` of F failed (TypeError: F.__init"),
     "a-yield": (BODY + "yield data", ":5: `request_body` has a `yield`: return the bytes that go on"),
     "complete": (HEADERS + "...\n    async def complete(self, x): ...", ":7: `complete` is `async def`, and is called"),
     "a-mode": (BODY + "return data\n    body_mode = 'BUFFER'", ":7: body_mode is a str: write BodyMode.STREAM"),
