@@ -23,6 +23,7 @@ _GATEWAY: Final = pytest.StashKey["Gateway"]()
 #: Characters of a folder's name, and exchanges that a failed test shows.
 _MAX_NAME: Final = 150
 _SHOWN: Final = 20
+_FIELDS: Final = ("method", "authority", "path", "status", "reason", "detail")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -116,8 +117,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return
     lines = gateway.log
     told = [
-        f"{line['method']} {line['authority']}{line['path'] if line['path'] != '-' else ''}: {line['status']}"
-        f"{'' if line['reason'] == '-' else ' ' + line['reason']}{' ' + line['detail'] if line.get('detail') else ''}"
+        " ".join(str(line[name]) for name in _FIELDS if line.get(name, "-") not in ("-", ""))
         for line in lines[-_SHOWN:]
     ]
     item.add_report_section("call", "egress gateway", "\n".join(told) or "nothing was asked")

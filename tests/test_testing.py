@@ -202,7 +202,7 @@ def test_the_plugin_gives_tests_a_gateway_and_shows_what_failed_ones_asked(pytes
     result.stdout.fnmatch_lines([
         "the gateway of this test: *unexpected keyword argument 'alow'",
         "*Captured egress gateway call*",
-        "GET b.example:80/y: 403 destination_not_allowed",
+        "GET b.example:80 /y 403 destination_not_allowed*",
     ])  # fmt: skip
     result.stdout.fnmatch_lines(["the gateway of this test: *policies.yaml: cannot be read: no such file*"])
     assert {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")} == before

@@ -33,7 +33,7 @@ class Config(BaseModel):
 
 class $CLASS(Filter):
 '''
-_HEADERS: Final = '''\
+_HEADERS: Final = """\
     def __init__(self, context: FilterContext) -> None:
         self.team = context.config.team.encode()  # fields are bytes
 
@@ -41,7 +41,7 @@ _HEADERS: Final = '''\
         if b"x-forbidden" in x.request.fields:
             raise Rejected("X-Forbidden is not allowed", remedy="leave it out")
         x.request.fields.set(b"x-team", self.team)
-'''
+"""
 _HEADERS_TEST: Final = """\
 def test_the_server_is_told_the_team():
     result = harness(team="data").run(exchange("GET", "http://example.com/", {"X-Team": "forged"}))
@@ -51,7 +51,7 @@ def test_the_server_is_told_the_team():
 def test_what_is_forbidden_is_refused():
     assert harness().run(exchange("GET", "http://example.com/", {"X-Forbidden": "1"})).status == 403
 """
-_BUFFER: Final = '''\
+_BUFFER: Final = """\
     decodes = True  # a body in gzip is decoded before, and encoded again behind this filter
 
     def __init__(self, context: FilterContext) -> None:
@@ -68,7 +68,7 @@ _BUFFER: Final = '''\
         if isinstance(body.value, dict) and not (isinstance(asked, int) and asked <= self.most):
             body["max_tokens"] = self.most
         return bytes(body)  # the rest goes on byte for byte
-'''
+"""
 _BUFFER_TEST: Final = """\
 def ask(body, **config):
     x = exchange("POST", "http://example.com/v1", {"Content-Type": "application/json"})
@@ -87,7 +87,7 @@ def test_what_asks_for_less_goes_on_as_it_came():
 def test_what_is_no_json_is_refused():
     assert ask(b"{").status == 400
 """
-_STREAM: Final = '''\
+_STREAM: Final = """\
     decodes = True  # a body in gzip is decoded before, and encoded again behind this filter
 
     def __init__(self, context: FilterContext) -> None:
@@ -103,7 +103,7 @@ _STREAM: Final = '''\
         for event in events:
             event.data = event.data.replace(self.word, "****")
         return b"".join(map(bytes, events))
-'''
+"""
 _STREAM_TEST: Final = """\
 def pieces(kind):
     x, head = exchange("GET", "http://example.com/"), response(200, {"Content-Type": kind})

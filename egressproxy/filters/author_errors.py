@@ -13,7 +13,6 @@ from collections.abc import Coroutine, Iterator
 from functools import lru_cache
 from json import JSONDecodeError
 from traceback import walk_tb
-from types import TracebackType
 from typing import Any, Final
 
 from egressproxy.errors import GatewayError
@@ -103,33 +102,26 @@ def how_failed(filter_: Filter, method: str, name: str, error: BaseException, ki
     """What happened in this method of the filter `name`, and the same with the place in the author's file: a sentence
     where the error can be explained, else its `kind`. Logged in full where failures are shown.
     """
-    method = getattr(error, "method", "") or method if isinstance(error, WrongUse) else method
+    if isinstance(error, WrongUse):
+        method = error.method or method
     code = getattr(inspect.unwrap(getattr(filter_, method)), "__code__", None)
-    own = error.__traceback__  # from the author's file on
-    while own is not None and (code is None or own.tb_frame.f_code.co_filename != code.co_filename):
-        own = own.tb_next
+    sentence = explanation(error)
     if kind == "DeadlinePassed":
         sentence = "took longer than the `timeout` of its extension"
     elif isinstance(error, GatewayError):  # a sound one is a refusal
         sentence = f"raised {kind} with a status that is no number, or something else than text"
-    else:
-        sentence = explanation(error)
-    places = _places(own or error.__traceback__, code.co_filename if own and code else "")
-    if own is None and sentence and code is not None:
-        places = [f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"]
-    what, detail = kind, f"filter {name}: {kind}{f' at {places[-1]}' if places else ''}"
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    if code is not None:
+        begin = [(code.co_filename, code.co_firstlineno)] if sentence else []
+        places = [each for each in places if each[0] == code.co_filename] or begin or places
+    place = f"{os.path.basename(places[-1][0])}:{places[-1][1]}" if places else ""
+    what, detail = kind, f"filter {name}: {kind}{f' at {place}' if place else ''}"
     if sentence:
         what = f"{method} of {name} {sentence}"
-        detail = f"{what} ({places[-1]})" if places else what
+        detail = f"{what} ({place})" if place else what
     if shows_failures():
-        show_failure(detail, error, own or (None if isinstance(error, WrongUse) else error.__traceback__))
+        show_failure(detail, None if isinstance(error, WrongUse) else error)
     return what, detail
-
-
-def _places(traceback: TracebackType | None, file: str) -> list[str]:
-    """`FILE:LINE` of each frame, of this file alone if it is given."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(traceback)]
-    return [f"{os.path.basename(each)}:{line}" for each, line in frames if file in ("", each)]
 
 
 def explanation(error: BaseException) -> str:
@@ -160,7 +152,7 @@ def built_wrongly(error: BaseException, where: str, what: str, is_built: str) ->
     """
     said, kind = explanation(error), type(error).__name__
     if shows_failures():
-        show_failure(f"{where}{what} failed", error, error.__traceback__)
+        show_failure(f"{where}{what} failed", error)
         kind = f"{kind} ({error})"
     return f"{where}{what} {said}" if said else f"{where}{kind} while {is_built}"
 

@@ -60,7 +60,7 @@ class BlockWatch:
 
 
 class _Steps(Coroutine[Any, Any, Any]):
-    """A coroutine whose steps are timed."""
+    """A coroutine whose steps are timed, but for those that are cancelled."""
 
     __slots__ = ("_coroutine", "_method", "_watch")
 
@@ -70,21 +70,15 @@ class _Steps(Coroutine[Any, Any, Any]):
         self._watch = watch
 
     def send(self, value: Any) -> Any:
-        return self._timed(self._coroutine.send, value)
-
-    def throw(self, *raised: Any) -> Any:
-        return self._timed(self._coroutine.throw, *raised)
-
-    def _timed(self, step: Callable[..., Any], *given: Any) -> Any:
         began = monotonic()
         try:
-            return step(*given)
+            return self._coroutine.send(value)
         finally:
             if monotonic() - began > BLOCKED_S:
                 self._watch.blocked(self._method)
 
-    def close(self) -> None:
-        self._coroutine.close()
+    def throw(self, *raised: Any) -> Any:
+        return self._coroutine.throw(*raised)
 
     def __iter__(self) -> _Steps:
         return self

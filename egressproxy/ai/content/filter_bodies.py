@@ -80,20 +80,17 @@ class JsonBody:
 
     def get(self, *path: str | int, default: Any = None) -> Any:
         """The value at this path; `default` where there is none."""
-        value = self._message.value
-        for step in path:
-            try:
-                value = value[step]
-            except (LookupError, TypeError):
-                return default
-        return value
+        try:
+            return self._message.at(path)
+        except (LookupError, TypeError):
+            return default
 
     def __getitem__(self, path: str | int | Path) -> Any:
         """The value at this path. Raises KeyError where there is none."""
-        steps = path if isinstance(path, tuple) else (path,)
-        if (found := self.get(*steps, default=_NONE)) is _NONE:
-            raise KeyError(path)
-        return found
+        try:
+            return self._message.at(path if isinstance(path, tuple) else (path,))
+        except (LookupError, TypeError):
+            raise KeyError(path) from None
 
     def __setitem__(self, path: str | int | Path, value: Any) -> None:
         """Replace the value at this path, or add a member to an object. Raises ValueError for a path that leads
@@ -172,6 +169,3 @@ class SseEvent:
         """The event as it is sent: as it came, where nothing was changed."""
         data = self._data()
         return SseFraming().write(self._frame, None if data == self._frame.payload else data, ())
-
-    def __repr__(self) -> str:
-        return f"SseEvent(name={self.name!r}, {len(self._data())} bytes)"
