@@ -147,14 +147,13 @@ def explanation(error: BaseException) -> str:
 
 
 def built_wrongly(error: BaseException, where: str, what: str, is_built: str) -> str:
-    """What failed in `what`, or while something `is_built`, at this place. The author's code has seen secrets: the text
-    of the error is repeated only where it has no value, or where failures are shown.
+    """What failed in `what`, or while something `is_built`, at this place. The author's code has seen secrets, and the
+    sentence goes into Events and status, too: the text of the error is in the log alone, where failures are shown.
     """
-    said, kind = explanation(error), type(error).__name__
     if shows_failures():
         show_failure(f"{where}{what} failed", error)
-        kind = f"{kind} ({error})"
-    return f"{where}{what} {said}" if said else f"{where}{kind} while {is_built}"
+    said = explanation(error)
+    return f"{where}{what} {said}" if said else f"{where}{type(error).__name__} while {is_built}"
 
 
 def _missing(error: NameError | AttributeError) -> str:

@@ -140,6 +140,13 @@ def test_what_cannot_be_called_is_refused_with_its_line(name: str, tmp_path: Pat
     assert f"f.py{sentence}" in str(caught.value)
 
 
+def test_the_text_of_an_error_in_init_is_in_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with pytest.raises(FilterBuildError) as caught:  # its text is in Events and status, too
+        made(tmp_path, HEADERS + "...\n    def __init__(self, context): raise ValueError('hunter2')")
+    assert str(caught.value).endswith("f.py:7: ValueError while F was built")
+    assert "ValueError: hunter2" in caplog.text
+
+
 WRAPPED = """
 def wrapped(f):
     def call(*a, **k): return f(*a, **k)
