@@ -96,9 +96,6 @@ class Gateway:
         tapes: Run | None = None,
         folder: str | os.PathLike[str] = ".",
     ) -> None:
-        for source in sources:
-            if not isinstance(source, Mapping | str | Path):
-                raise TypeError(f"a source is a dict, text of YAML or a path, and no {type(source).__name__}")
         self._sources = sources
         self._allow, self._intercept = ([each] if isinstance(each, str) else [*each] for each in (allow, intercept))
         self._origins = {host: _place(place) for host, place in (origins or {}).items()}
@@ -288,9 +285,6 @@ class Gateway:
         while any(True for _ in server.requests()) and time.monotonic() < deadline:  # noqa: ASYNC110 (nobody is told)
             await asyncio.sleep(_POLL_S)
         self._access_log.flush()
-
-    def __repr__(self) -> str:
-        return f"Gateway({self.proxy_url or 'not entered'})"
 
 
 #: A gateway of a test: `with gateway(…) as running`.

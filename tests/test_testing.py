@@ -140,11 +140,6 @@ def test_a_configuration_that_would_be_refused_is_told_with_its_place(source: ob
         pass
 
 
-def test_a_list_of_sources_is_told():
-    with pytest.raises(TypeError, match="and no list"):
-        gateway([{"mode": "Open"}])  # type: ignore[arg-type]
-
-
 def test_an_origin_that_is_no_server_of_plain_http_is_refused():
     for place in ("https://127.0.0.1:1", "a.example:80", "127.0.0.1"):
         with pytest.raises(ValueError, match="no server of plain HTTP"), gateway(origins={"a.test": place}):

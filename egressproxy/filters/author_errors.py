@@ -16,7 +16,7 @@ from traceback import walk_tb
 from typing import Any, Final
 
 from egressproxy.errors import GatewayError
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, Phase
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, Phase, Rejected
 from egressproxy.filters.filter_trace import show_failure, shows_failures
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -56,15 +56,12 @@ _HINTS: Final = {
     "'Fields' object": ': write fields.get(b"x-team"), fields.set(b"x-team", b"…") or `for name, value in fields`',
     "bytes": f": bodies and fields are bytes; {_BYTES}",
 }
-#: What people look for, and where it is.
+#: What people look for in an exchange or its heads, and where it is.
 _ELSEWHERE: Final = {
-    (Exchange, "headers"): "write x.request.fields or x.response.fields",
-    (Exchange, "url"): "write x.authority.host, x.request.path (with the query) or x.path",
-    (Exchange, "body"): "request_body and response_body get the body as `data`; x.body is there in backend_request of a"
-    " filter with needs_body = True",
-    (Exchange, "response"): "there is none before backend_response; x.has_response says whether there is one",
-    (RequestHead, "headers"): "write x.request.fields",
-    (ResponseHead, "headers"): "write x.response.fields",
+    "headers": "write x.request.fields or x.response.fields",
+    "url": "write x.authority.host, x.request.path (with the query) or x.path",
+    "body": "request_body and response_body get it as `data`; backend_request has x.body with needs_body = True",
+    "response": "there is none before backend_response; x.has_response says whether there is one",
 }
 
 
@@ -146,14 +143,17 @@ def explanation(error: BaseException) -> str:
     return ""
 
 
-def built_wrongly(error: BaseException, where: str, what: str, is_built: str) -> str:
-    """What failed in `what`, or while something `is_built`, at this place. The author's code has seen secrets, and the
-    sentence goes into Events and status, too: the text of the error is in the log alone, where failures are shown.
+def not_built(error: BaseException, where: str, name: str) -> str:
+    """Why the class `name` was not built, with the place before. The author's code has seen secrets, and the sentence
+    goes into Events and status, too: the text of an error is in the log alone, where failures are shown. That of a
+    refusal is meant to be seen.
     """
+    if isinstance(error, Rejected):
+        return f"{where}{error.message}{f' ({error.remedy})' if error.remedy else ''}"
     if shows_failures():
-        show_failure(f"{where}{what} failed", error)
+        show_failure(f"{where}{name} was not built", error)
     said = explanation(error)
-    return f"{where}{what} {said}" if said else f"{where}{type(error).__name__} while {is_built}"
+    return f"{where}`__init__` of {name} {said}" if said else f"{where}{type(error).__name__} while {name} was built"
 
 
 def _missing(error: NameError | AttributeError) -> str:
@@ -175,7 +175,7 @@ def _hint(cls: Any, name: str) -> str:
     """Cached: the search takes milliseconds, and each request may fail alike. Of a Config it looks at its fields."""
     if cls in (Exchange, RequestHead, ResponseHead, FilterContext):
         known = [each for each in dir(cls) if not each.startswith("_")]
-        return _ELSEWHERE.get((cls, name)) or did_you_mean(name, known, "see docs/filter-api.md")
+        return _ELSEWHERE.get(name) or did_you_mean(name, known, "see docs/filter-api.md")
     return did_you_mean(name, getattr(cls, "model_fields", ()), "")
 
 

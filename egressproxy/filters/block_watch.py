@@ -80,6 +80,9 @@ class _Steps(Coroutine[Any, Any, Any]):
     def throw(self, *raised: Any) -> Any:
         return self._coroutine.throw(*raised)
 
+    def close(self) -> None:
+        self._coroutine.close()
+
     def __iter__(self) -> _Steps:
         return self
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from egressproxy.filters.author_errors import built_wrongly, problems
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, Rejected, UnusableReference, overrides
+from egressproxy.filters.author_errors import not_built, problems
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference, overrides
 from egressproxy.filters.filter_trace import log
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef
 from egressproxy.model import state_folder
@@ -57,13 +57,10 @@ def load_filter(context: FilterContext) -> Filter:
     failure = UnusableReference if config.secrets else ValueError
     try:
         made = cls(inner) if "__init__" in _own_names(cls) else cls()  # type: ignore[call-arg]
-    except Rejected as refusal:  # its message is meant to be shown
-        remedy = f" ({refusal.remedy})" if refusal.remedy else ""
-        raise failure(f"{path}:{_line_in(refusal, path)}: {refusal.message}{remedy}") from None
     except (Exception, SystemExit) as error:
-        line, name = _line_in(error, path), cls.__name__
+        line = _line_in(error, path)
         where = _at(path, "__init__") if line == "?" else f"{path}:{line}"
-        raise failure(built_wrongly(error, f"{where}: ", f"`__init__` of {name}", f"{name} was built")) from None
+        raise failure(not_built(error, f"{where}: ", cls.__name__)) from None
     for at, problem in problems(made):
         raise ValueError(f"{f'{path}:{at}' if at else _at(path, problem.partition(' ')[0])}: {problem}")
     try:
@@ -222,8 +219,7 @@ def _read_config(module: ModuleType, config: PythonConfig, path: Path) -> object
     except ValidationError as error:
         raise ValueError(f"{path}: {faults(error, model)}") from None
     except Exception as error:  # of a validator
-        where = f"{path}:{_line_in(error, path)}: "
-        raise ValueError(built_wrongly(error, where, "a validator of Config", "Config was checked")) from None
+        raise ValueError(not_built(error, f"{path}:{_line_in(error, path)}: ", "Config")) from None
 
 
 def _own_names(cls: type[Filter]) -> set[str]:

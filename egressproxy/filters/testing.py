@@ -358,13 +358,9 @@ async def _run_phases(
 
 def _check_types(exchange: Exchange, name: str) -> None:
     """Raise GatewayFault for text where the gateway writes bytes: no head could be sent."""
-    request = exchange.request
-    for what, value in (
-        ("x.request.path", request.path), ("x.request.method", request.method),
-        ("x.upstream_host", exchange.upstream_host),
-    ):  # fmt: skip
-        if not isinstance(value, bytes):
-            detail = f"filter {name} set {what} to {type(value).__name__}: write bytes"
+    for what in ("path", "method"):
+        if not isinstance(value := getattr(exchange.request, what), bytes):
+            detail = f"filter {name} set x.request.{what} to {type(value).__name__}: write bytes"
             raise GatewayFault(Reason.FILTER_FAILED, f"filter {name} failed", status=502, detail=detail)
 
 
