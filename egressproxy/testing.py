@@ -101,7 +101,6 @@ class Gateway:
         self._origins = {host: _place(place) for host, place in (origins or {}).items()}
         self._tapes = tapes
         self._folder = Path(folder)
-        self._files: TemporaryDirectory[str] | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()
@@ -119,7 +118,6 @@ class Gateway:
     def __enter__(self) -> Gateway:
         if self._thread is not None:
             raise RuntimeError("a gateway can be entered once: make another one")
-        self._files = TemporaryDirectory(prefix="egressproxy-testing-")
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="egressproxy-testing", daemon=True)
         self._thread.start()
@@ -141,21 +139,24 @@ class Gateway:
 
     def close(self) -> None:
         """End the gateway, at once, and remove its files; a second call does nothing."""
-        if self._thread is None or self._files is None:
-            return
         self._server = None
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(_START_S)
+        if self._thread is not None:
+            self._thread.join(_START_S)
         if self._tapes is not None and self.report is None:
             self.report = self._tapes.finish()
-        self._files.cleanup()
 
     def _run(self, ready: Future[None]) -> None:
         """The thread. What filters raise is logged with its text, as in a test of a filter alone."""
         try:
-            with failures_shown(), asyncio.Runner(loop_factory=new_loop) as runner:
+            with (
+                failures_shown(),
+                TemporaryDirectory(prefix="egressproxy-testing-") as files,
+                asyncio.Runner(loop_factory=new_loop) as runner,
+            ):
+                self.ca_file = Path(files) / "ca.pem"
                 runner.run(self._serve(ready))
         except BaseException as error:
             if ready.done():
@@ -185,14 +186,12 @@ class Gateway:
         return bound
 
     def _tell(self, config: ConfigIR) -> None:
-        assert self._files is not None
         proxies = (ListenerProtocol.FORWARD_PROXY, ListenerProtocol.HTTP)
         numbers = [each.port for kind in proxies for each in config.listeners if each.protocol is kind]
         self.port = self.ports.get(numbers[0], 0) if numbers else 0
         self.proxy_url = f"http://127.0.0.1:{self.port}"
         cas = [each.chain_pem for listener in every_listener(config) for each in listener.policy.intercepts]
         trusted = "".join(dict.fromkeys(cas))
-        self.ca_file = Path(self._files.name) / "ca.pem"
         try:
             write_bundle(self.ca_file, trusted)
         except TrustProblem:  # a system without roots, such as a small image

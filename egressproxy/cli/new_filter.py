@@ -32,15 +32,15 @@ class Config(BaseModel):
 
 
 class $CLASS(Filter):
+${FIRST}    def __init__(self, context: FilterContext) -> None:
+        self.config: Config = context.config
+
 '''
 _HEADERS: Final = """\
-    def __init__(self, context: FilterContext) -> None:
-        self.team = context.config.team.encode()  # fields are bytes
-
     def request_headers(self, x: Exchange) -> None:
         if b"x-forbidden" in x.request.fields:
             raise Rejected("X-Forbidden is not allowed", remedy="leave it out")
-        x.request.fields.set(b"x-team", self.team)
+        x.request.fields.set(b"x-team", self.config.team.encode())  # fields are bytes
 """
 _HEADERS_TEST: Final = """\
 def test_the_server_is_told_the_team():
@@ -48,26 +48,21 @@ def test_the_server_is_told_the_team():
     assert result.request.fields.get_all(b"x-team") == [b"data"]
 """
 _BUFFER: Final = """\
-    decodes = True  # a body in gzip is decoded before, and encoded again behind this filter
-
-    def __init__(self, context: FilterContext) -> None:
-        self.most = context.config.most
-
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         # BUFFER: `request_body` is called once, with the whole body. None: the body passes unread.
-        is_json = (x.request.fields.get(b"content-type") or b"").startswith(b"application/json")
+        is_json = (x.request.fields.get(b"content-type") or b"").lower().startswith(b"application/json")
         return BodyMode.BUFFER if is_json else None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         body = json(x, data)  # refuses what is no JSON (400)
         asked = body.get("max_tokens")
-        if isinstance(body.value, dict) and not (isinstance(asked, int) and asked <= self.most):
-            body["max_tokens"] = self.most
+        if isinstance(body.value, dict) and not (isinstance(asked, int) and asked <= self.config.most):
+            body["max_tokens"] = self.config.most
         return bytes(body)  # the rest goes on byte for byte
 """
 _BUFFER_TEST: Final = """\
 def ask(body, **config):
-    x = exchange("POST", "http://example.com/v1", {"Content-Type": "application/json"})
+    x = exchange("POST", "http://example.com/v1", {"Content-Type": "Application/JSON"})
     return harness(**config).run(x, request_body=body)
 
 
@@ -80,20 +75,15 @@ def test_what_is_no_json_is_refused():
     assert ask(b"{").status == 400
 """
 _STREAM: Final = """\
-    decodes = True  # a body in gzip is decoded before, and encoded again behind this filter
-
-    def __init__(self, context: FilterContext) -> None:
-        self.word = context.config.word
-
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         # STREAM: `response_body` is called for each piece, as it comes. None: the body passes unread.
-        is_stream = (x.response.fields.get(b"content-type") or b"").startswith(b"text/event-stream")
+        is_stream = (x.response.fields.get(b"content-type") or b"").lower().startswith(b"text/event-stream")
         return BodyMode.STREAM if is_stream else None
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         events = sse(self, x, data, last)  # those that are complete; the rest waits for the next piece
         for event in events:
-            event.data = event.data.replace(self.word, "****")
+            event.data = event.data.replace(self.config.word, "****")
         return b"".join(map(bytes, events))
 """
 _STREAM_TEST: Final = """\
@@ -102,22 +92,24 @@ def test_a_word_is_masked_wherever_the_pieces_are_cut():
     result = harness().run(x, response=head, response_body=[b"data: a sec", b"ret\\n\\nda", b"ta: none\\n\\n"])
     assert result.response_pieces == (b"", b"data: a ****\\n\\n", b"data: none\\n\\n")
 """
+#: Of a filter that reads bodies.
+_DECODES: Final = "    decodes = True  # a body in gzip is decoded before, and encoded again behind this filter\n\n"
 #: By --body: the filter, its test, and what else differs in the files, in the order of _DIFFERING.
 _KINDS: Final = {
     "none": (
-        _HEADERS, _HEADERS_TEST, "tells the server which team a request is of", "request-headers", "exchange",
+        _HEADERS, _HEADERS_TEST, "", "tells the server which team a request is of", "request-headers", "exchange",
         "Exchange, Filter, FilterContext, Rejected", 'team: str = "research"', "team: research",
     ),
     "buffer": (
-        _BUFFER, _BUFFER_TEST, "bounds `max_tokens` of requests in JSON", "request-body", "exchange",
+        _BUFFER, _BUFFER_TEST, _DECODES, "bounds `max_tokens` of requests in JSON", "request-body", "exchange",
         "BodyMode, Exchange, Filter, FilterContext, Phase, json", "most: int = 4096", "most: 4096",
     ),
     "stream": (
-        _STREAM, _STREAM_TEST, "masks a word in server-sent events", "response-body", "exchange, response",
+        _STREAM, _STREAM_TEST, _DECODES, "masks a word in server-sent events", "response-body", "exchange, response",
         "BodyMode, Exchange, Filter, FilterContext, Phase, sse", 'word: str = "secret"', "word: secret",
     ),
 }  # fmt: skip
-_DIFFERING: Final = ("ABOUT", "PHASE", "TOOLS", "USED", "SETTING", "CONFIG")
+_DIFFERING: Final = ("FIRST", "ABOUT", "PHASE", "TOOLS", "USED", "SETTING", "CONFIG")
 _MANIFEST: Final = """\
 # A gateway for this machine, and a policy that runs the filter ${NAME} on every request. If your configuration has a
 # Gateway, take the first object out, and name that Gateway in `targetRefs`.
