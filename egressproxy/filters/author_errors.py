@@ -66,9 +66,7 @@ _ELSEWHERE: Final = {
 
 
 class WrongUse(TypeError):
-    """A filter has returned something that it must not. The text is a sentence without its subject: `method`, or the
-    one that runs.
-    """
+    """A wrong result of a filter. The text is a sentence without its subject: `method`, or the one that runs."""
 
     def __init__(self, text: str, method: str = "") -> None:
         super().__init__(text)
@@ -159,24 +157,25 @@ def not_built(error: BaseException, where: str, name: str) -> str:
 def _missing(error: NameError | AttributeError) -> str:
     if isinstance(error, NameError):
         return f"uses the name `{error.name}`, which is not defined"
-    owner, name = error.obj, error.name
+    owner, name = error.obj, str(error.name)
     if owner is None:
         return f"asks None for `{name}`: fields.get(…) is None where there is no such field, and x.body mostly"
     if isinstance(owner, Coroutine):
         owner.close()
         return f"asks a coroutine for `{name}`: write `await` before the call that made it"
     cls: Any = type(owner)
-    hint = _hint(cls, name)
+    fields = getattr(cls, "model_fields", None)  # of a Config
+    hint = did_you_mean(name, fields, "") if isinstance(fields, dict) else ""
+    if cls in (Exchange, RequestHead, ResponseHead, FilterContext):
+        hint = _hint(cls, name)
     return f"asks {_a(cls.__name__)} for `{name}`, which it does not have{f': {hint}' if hint else ''}"
 
 
 @lru_cache(maxsize=64)
 def _hint(cls: Any, name: str) -> str:
-    """Cached: the search takes milliseconds, and each request may fail alike. Of a Config it looks at its fields."""
-    if cls in (Exchange, RequestHead, ResponseHead, FilterContext):
-        known = [each for each in dir(cls) if not each.startswith("_")]
-        return _ELSEWHERE.get(name) or did_you_mean(name, known, "see docs/filter-api.md")
-    return did_you_mean(name, getattr(cls, "model_fields", ()), "")
+    """Cached: the search takes milliseconds, and each request may fail alike."""
+    known = [each for each in dir(cls) if not each.startswith("_")]
+    return _ELSEWHERE.get(name) or did_you_mean(name, known, "see docs/filter-api.md")
 
 
 def problems(made: Filter) -> Iterator[tuple[int | None, str]]:

@@ -140,6 +140,12 @@ def test_what_cannot_be_called_is_refused_with_its_line(name: str, tmp_path: Pat
     assert f"f.py{sentence}" in str(caught.value)
 
 
+def test_an_object_that_is_no_config_may_have_a_name_of_one(tmp_path: Path):
+    result = run(tmp_path, "class W: model_fields = 3\n" + HEADERS + "W().nme")
+    assert result.error is not None
+    assert result.error.detail.endswith("asks a W for `nme`, which it does not have (f.py:7)")
+
+
 def test_the_text_of_an_error_in_init_is_in_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with pytest.raises(FilterBuildError) as caught:  # its text is in Events and status, too
         made(tmp_path, HEADERS + "...\n    def __init__(self, context): raise ValueError('hunter2')")
