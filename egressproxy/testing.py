@@ -139,7 +139,6 @@ class Gateway:
 
     def close(self) -> None:
         """End the gateway, at once, and remove its files; a second call does nothing."""
-        self._server = None
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._end.set)
@@ -175,6 +174,7 @@ class Gateway:
             ready.set_result(None)
             await self._end.wait()
         finally:
+            self._server = None
             await server.drain(0.0)
             self._access_log.close()
 

@@ -47,7 +47,7 @@ _QUOTABLE: Final = re.compile(
     r"'\w+' object is not (?:subscriptable|callable|iterable)|a bytes-like object is required, not '\w+'"
     r"|can't concat \w+ to \w+|cannot use a (?:string|bytes) pattern on a (?:bytes|string)-like object"
     r"|[\w.<>]+\(\) (?:takes .{1,60} but \d+ (?:was|were) given|missing \d+ required [\w ,:'-]{1,200})"
-    r"|exceptions must derive from BaseException"
+    r"|exceptions must derive from BaseException|\w+ object expected; got \w+"  # the latter in the compiled build
 )
 #: The remedies of these errors, by words of their text.
 _HINTS: Final = {

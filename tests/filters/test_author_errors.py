@@ -66,6 +66,10 @@ RUNNING = {
     ),
     "a-piece-of-json": (BODY + "return json.dumps(json.loads(data)).encode()", "with body_mode = BodyMode.BUFFER i", 6),
     "bytes-and-text": (BODY + "return data + 'x'", "failed (TypeError: can't concat str to bytes): bodies and fiel", 6),
+    "text-for-a-path": (  # as the compiled build raises it where a filter sets `x.request.path`
+        HEADERS + "raise TypeError('bytes object expected; got str')",
+        "failed (TypeError: bytes object expected; got str): bodies and fields are bytes", 6,
+    ),
     "a-timeout": (
         "class F(Filter):\n    async def request_headers(self, x): await asyncio.sleep(9)",
         "took longer than the `timeout` of its extension", 5,
