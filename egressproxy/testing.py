@@ -270,14 +270,11 @@ class Gateway:
     def wait_for(self, *, timeout_s: float = 5.0, **fields: object) -> dict[str, Any]:
         """The first line of the log with these fields. Raises AssertionError if none comes within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while True:
-            lines = self.log
-            for line in lines:
-                if fields.items() <= line.items():
-                    return line
+        while not (found := [line for line in self.log if fields.items() <= line.items()]):
             if time.monotonic() >= deadline:
-                raise AssertionError(f"no exchange with {fields} among {lines}")
+                raise AssertionError(f"no exchange with {fields} among {self._lines.lines}")
             time.sleep(_POLL_S)
+        return found[0]
 
     async def _settled(self, server: GatewayServer) -> None:
         deadline = time.monotonic() + _ENDING_S

@@ -223,11 +223,10 @@ class FilterHarness:
         instances.hold_code()
         with failures_shown():
             instances.place(spec)
-        instances.release_code()
-        unknown = {label.rstrip("/") for label in given} - instances.secrets(spec).keys()
-        if unknown:
-            raise ValueError(f"the config of filter {name} does not refer to the Secret {', '.join(sorted(unknown))}")
-        with failures_shown():
+            instances.release_code()
+            if unknown := {label.rstrip("/") for label in given} - instances.secrets(spec).keys():
+                names = ", ".join(sorted(unknown))
+                raise ValueError(f"the config of filter {name} does not refer to the Secret {names}")
             self._chain: Chain = compile_chain([spec], instances.place)
 
     def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
