@@ -77,7 +77,7 @@ class ChosenSteps:
             [
                 step.filter
                 for step, bound in zip(self.steps, self.bounds, strict=True)
-                if bound == UNBOUND and type(step.filter).held_bytes is not Filter.held_bytes
+                if bound == UNBOUND and (step.is_of_users or type(step.filter).held_bytes is not Filter.held_bytes)
             ]
         )
         self.wants_original = phase is Phase.REQUEST_BODY and any(step.filter.needs_original for step in self.steps[1:])

@@ -35,13 +35,14 @@ class FilterStep:
     """
 
     __slots__ = (
-        "__weakref__", "budget", "call", "decodes", "fail_open", "filter", "mark", "method", "mode_for", "only_reads",
-        "own", "own_mark", "rest", "spec", "stats",
+        "__weakref__", "budget", "call", "decodes", "fail_open", "filter", "is_of_users", "mark", "method", "mode_for",
+        "only_reads", "own", "own_mark", "rest", "spec", "stats",
     )  # fmt: skip
 
     def __init__(self, placed: ConfiguredFilter, phase: Phase, rest: FilterSteps = (), method_name: str = "") -> None:
         self.method = method_name or phase.method
         method: Callable[..., object] = getattr(placed.filter, self.method)
+        self.is_of_users = placed.watch is not None
         if placed.watch is not None:
             method = placed.watch.watched(method)
         self.own = self.call = traced(placed.spec.name, phase.value, method) if is_traced() else method

@@ -11,15 +11,13 @@ from typing import Any, Final
 from egressproxy.ai.apis.framing import BrokenStream, Frame, SseFraming
 from egressproxy.ai.apis.message import JsonMessage, TextPart
 from egressproxy.ai.apis.splice import Path
-from egressproxy.filters.base import Filter, Rejected
-from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.filters.base import UNFINISHED_EVENTS, Filter, Rejected
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.strict_json import Unreadable, dumps
 
 __all__ = ["JsonBody", "SseEvent", "json", "sse"]
 
 _NONE: Final = object()
-#: The unfinished events of an exchange, by the id of the filter: a stream may be read by several.
-_RESTS: Final[StateSlot[dict[int, SseFraming]]] = StateSlot("unfinished events")
 _WHOLE: Final = "; a filter that reads JSON gets the body whole with body_mode = BodyMode.BUFFER"
 
 
@@ -35,10 +33,10 @@ def sse(filter_: Filter, x: Exchange, data: bytes, last: bool) -> list[SseEvent]
     """The server-sent events that are complete with this piece of a body; the rest is kept for the next call of this
     filter. Return them as `b"".join(map(bytes, events))`. Raises Rejected (502) for an event that is too long.
     """
-    rests = x.state.get(_RESTS)
-    if rests is None:
-        x.keep(_RESTS, rests := {})
-    framing = rests.setdefault(id(filter_), SseFraming())
+    unfinished = x.state.get(UNFINISHED_EVENTS)
+    if unfinished is None:
+        x.keep(UNFINISHED_EVENTS, unfinished := {})
+    framing = unfinished.setdefault(id(filter_), SseFraming())
     try:
         frames = framing.feed(data)
     except BrokenStream as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from egressproxy.ai.apis.framing import MAX_EVENT_BYTES
 from egressproxy.filters import Exchange, Filter, Rejected, SseEvent, json, sse
-from egressproxy.filters.testing import exchange, response
+from egressproxy.filters.testing import FilterHarness, exchange, response
 
 ASKED = b'{ "model": "m",  "max_tokens": 9000, "messages":[{"role":"user","content":"call 4711"}]}'
 
@@ -105,3 +107,17 @@ def test_each_filter_has_its_own_rest_and_an_endless_event_is_refused(x: Exchang
     with pytest.raises(Rejected, match="more than") as caught:
         sse(one, x, bytes(MAX_EVENT_BYTES), False)
     assert caught.value.status == 502
+
+
+def test_an_unfinished_event_counts_as_held_for_the_client(x: Exchange, tmp_path: Path):
+    code = "from egressproxy.filters import Filter, sse\n\n\nclass F(Filter):\n"
+    code += "    def response_body(self, x, data, last): return b''.join(map(bytes, sse(self, x, data, last)))\n"
+    (tmp_path / "f.py").write_text(code)
+    plan = FilterHarness({"path": "f.py"}, phase="response-body", folder=tmp_path)._chain.response_body
+    assert plan is not None
+    x.response = response()
+    talk = plan.begin(x)
+    assert talk.feed(x, b"data: a\n\ndata: unfinished", False) == b"data: a\n\n"
+    assert (talk.keeps, talk.held(x)) == (True, 16)
+    assert talk.feed(x, b"\n\n", True) == b"data: unfinished\n\n"
+    assert talk.held(x) == 0
