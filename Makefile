@@ -31,12 +31,13 @@ CASES       ?=
 BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip -qq --disable-pip-version-check
 CASES_VENV  := .cache/cases-venv
+PAGE        := egressproxy/admin/page
 # For every supported Python and every Linux; where packages come from is not written down.
 LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all nightly conformance-report test-kubernetes test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go helm kustomize bench bench-compiled bench-micro bench-reload soak trouble wheel man docs dist install install-tests install-dev clean
+.PHONY: help run demo test test-all nightly conformance-report test-kubernetes test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go helm kustomize bench bench-compiled bench-micro bench-reload soak trouble wheel man page docs dist install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -166,7 +167,7 @@ bench-micro: install-dev ## what each stage of a request costs (options: ARGS="�
 bench-reload: install-dev ## how soon a change of a file, and of kubectl, is in force (options: ARGS="files --busy 2")
 	@$(BIN)/python -m benchmarks.reload $(ARGS)
 
-wheel: ## a compiled wheel in dist/ for each Python that is here, or for one (PYTHON=…); five minutes for each, needs GCC
+wheel: page ## a compiled wheel in dist/ for each Python that is here, or for one (PYTHON=…); five minutes for each, needs GCC
 	@PYTHON='$(if $(filter-out file,$(origin PYTHON)),$(PYTHON))' .ci/wheels
 
 man: install ## the man page egressproxy(1) in dist/, from the help of every verb
@@ -183,7 +184,15 @@ docs: .cache/docs-venv/.installed ## the documentation as a site in build/site, 
 	@.cache/docs-venv/bin/python -m pip -qq --disable-pip-version-check install --requirement .cache/docs-venv/requirements.txt
 	@touch $@
 
-dist: ## the sdist, the pure wheel and the man page in dist/, made and tried in clean environments
+page: $(PAGE)/dist/index.html ## the admin page (/ui) from its sources, by esbuild; needs npm
+
+$(PAGE)/dist/index.html: $(wildcard $(PAGE)/src/*) $(PAGE)/build.js $(PAGE)/package-lock.json
+	@command -v npm > /dev/null || { echo "the admin page is made by npm, which is not here (on Debian: apt-get install npm)"; exit 1; }
+	@cd $(PAGE) && npm ci --silent && npm run --silent build
+	@touch $@
+	@echo "the admin page is made: $$(cat $(PAGE)/dist/page.js $(PAGE)/dist/page.css | wc -c) bytes"
+
+dist: page ## the sdist, the pure wheel and the man page in dist/, made and tried in clean environments
 	@PYTHON='$(if $(filter-out file,$(origin PYTHON)),$(PYTHON))' .ci/dist
 
 install: $(VENV)/.installed
@@ -193,7 +202,7 @@ install-tests: $(VENV)/.installed-tests
 install-dev: $(VENV)/.installed-dev
 
 clean: ## remove everything that these targets made
-	rm -rf .venv .venv-* $(VENV) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* $(VENV) .cache build dist $(PAGE)/dist $(PAGE)/node_modules *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -47,13 +47,13 @@ from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.event_aggregator import NOTICES_S
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.json_lines import take_over
-from egressproxy.telemetry.log_writer import is_terminal
 from egressproxy.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from egressproxy.admin.history import History
+    from egressproxy.admin.oidc import OidcLogin
     from egressproxy.admin.server import AdminApi, AdminServer
     from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.kubernetes.cluster import Cluster
@@ -157,11 +157,13 @@ class App:
         self._began_ns = time_ns()
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # workers have collected theirs
+        is_for_people = options.access_log is None and "json" not in (options.access_log_format, options.log_format)
         # Where people read the access log beside the diagnostics, a denial has its line there.
-        logs_exchanges = not (_is_read_by_people(options) and sys.stderr.isatty())
+        logs_exchanges = not (is_for_people and sys.stdout.isatty() and sys.stderr.isatty())
         self._events = Events(self.metrics, self._objects_changed, wait_s, logs_exchanges=logs_exchanges)
         self._data_plane = _data_plane(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
+        self._login: OidcLogin | None = None
         self._history: History | None = None  # where there is an admin address
         self._own: dict[str, tuple[str, int]] = {}  # listening addresses by option
         self._cluster: Cluster | None = None
@@ -178,7 +180,11 @@ class App:
         self._signals = 0
         self._writer: Writer | None = None
         # The rest of AdminState.
-        self.reload, self.model, self.proposals = self._live.reload, self._live.model, self._live.proposals
+        live = self._live
+        self.reload, self.model, self.proposals, self.generation = (
+            live.reload, live.model, live.proposals, live.generation,
+        )  # fmt: skip
+        self.configurations, self.validities = live.configurations, lambda: live.certificates.validities
         self._kill_switch = KillSwitch(self._data_plane, self.metrics, options.state_dir)
         self.kill_switch = self._kill_switch.answer
         self.ask_one, self.ask_all, self.ask_some = (
@@ -194,20 +200,10 @@ class App:
             return (self._cluster.problem if self._cluster is not None else "") or why_not
         return self._data_plane.why_not_ready() if self._live.places else "no listener is served"
 
-    @property
-    def generation(self) -> int:
-        """The number of the configuration in service."""
-        return self._live.generation
-
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The response to a scrape and its content type; `accept` is the scraper's Accept field."""
         assert self._exposition is not None, "asked by an admin server"
         return await asyncio.to_thread(self._exposition.render, *await self._counted(), accept)
-
-    @property
-    def validities(self) -> Sequence[Validity]:
-        """Those of the certificates in service."""
-        return self._live.certificates.validities
 
     async def summary(self) -> dict[str, Any]:
         """What /summary says of the process and its configuration."""
@@ -220,11 +216,6 @@ class App:
             "source": "kubernetes" if options.cluster is not None else "files" if options.is_configured else "none",
             **await self._live.summary(),
         }  # fmt: skip
-
-    @property
-    def configurations(self) -> list[dict[str, Any]]:
-        """The latest configurations that were put into service or rejected, the newest first."""
-        return self._live.configurations
 
     async def history(self) -> list[dict[str, Any]]:
         """The minutes of the last hour."""
@@ -486,6 +477,11 @@ class App:
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
+        if self.options.ui_oidc_issuer:
+            from egressproxy.admin.oidc import OidcLogin
+
+            options = self.options
+            self._login = OidcLogin(options.ui_oidc_issuer, options.ui_oidc_client_id, options.ui_oidc_allow)
         if self.options.admin is not None:
             from egressproxy.admin.history import History
 
@@ -494,7 +490,7 @@ class App:
         for what, place, surface in asked:
             if place is not None:
                 api = self._kubernetes_api if HAS_KUBEAPI else None
-                access = WriteAccess(self.options.api_token_file)
+                access = WriteAccess(self.options.api_token_file, self._login)
                 server = AdminServer(self, place[0], place[1], surface, api, access, self._sockets.bind)
                 try:
                     server.bind()
@@ -547,7 +543,7 @@ class App:
 
         published = self._live.published
         sources = (published, PublishedEvents(self._events, published))
-        access = WriteAccess(self.options.api_token_file) if self.options.api_writes else None
+        access = WriteAccess(self.options.api_token_file, self._login) if self.options.api_writes else None
         return KubernetesApi(ApiService(self._live, sources, self._loader, self._writer), server, access)
 
     async def _watch(self, changed: AsyncIterator[None]) -> None:
@@ -602,11 +598,6 @@ class App:
             log.info("%s", serving)
         if self.options.is_configured:
             self._live.tell_generation()
-
-
-def _is_read_by_people(options: RunOptions) -> bool:
-    """Whether the access log has lines for people, and they see them where they see the diagnostics."""
-    return options.access_log_format != "json" and options.log_format == "text" and is_terminal(options.access_log)
 
 
 def _data_plane(options: RunOptions, metrics: Metrics, errors: int | None, sockets: ListeningSockets) -> DataPlane:

@@ -7,7 +7,7 @@ ask for a gateway.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from egressproxy.testing import Gateway
 
 _MODES: Final = ("none", "once", "all")
-_ARGUMENTS: Final = frozenset(("policy", "allow", "intercept", "origins", "tapes", "record"))
 _GATEWAY: Final = pytest.StashKey["Gateway"]()
 #: Characters of a folder's name, and exchanges that a failed test shows.
 _MAX_NAME: Final = 150
 _SHOWN: Final = 20
+_FIELDS: Final = ("method", "authority", "path", "status", "reason", "detail")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,17 +58,13 @@ def egress_gateway(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     given = _arguments(request.node)
     folder = request.path.parent
     policy = given.pop("policy", ())
-    sources = policy if isinstance(policy, list | tuple) else (policy,)
-    placed = [_placed(source, folder) for source in sources]
     tapes, record = given.pop("tapes", None), given.pop("record", "once")
-    run = None
     if tapes is not None:
         mode = request.config.getoption("--egress-record") or record
-        run = _tapes(folder / tapes / _file_name(request.node), mode)
-    made = gateway(*placed, folder=folder, tapes=run, **given)
+        given["tapes"] = _tapes(folder / tapes / _file_name(request.node), mode)
     try:
-        made.__enter__()
-    except (ConfigError, ValueError, OSError) as error:
+        made = gateway(*policy if isinstance(policy, list | tuple) else [policy], folder=folder, **given).__enter__()
+    except (ConfigError, TypeError, ValueError, OSError) as error:
         raise pytest.fail.Exception(f"the gateway of this test: {error}", pytrace=False) from None
     try:
         request.node.stash[_GATEWAY] = made
@@ -86,21 +82,8 @@ def _arguments(node: pytest.Item) -> dict[str, Any]:
     """Those of the markers of a test: that of a function goes before that of its class or module."""
     given: dict[str, Any] = {}
     for marker in reversed([*node.iter_markers("egress")]):
-        given |= {"policy": marker.args} if marker.args else {}
-        given |= marker.kwargs
-    if unknown := given.keys() - _ARGUMENTS:
-        names = ", ".join(sorted(unknown))
-        pytest.fail(f"the marker egress takes {', '.join(sorted(_ARGUMENTS))}, and not {names}", pytrace=False)
+        given |= {**({"policy": marker.args} if marker.args else {}), **marker.kwargs}
     return given
-
-
-def _placed(source: object, folder: Path) -> Any:
-    """A path starts at the folder of the test."""
-    if isinstance(source, Path) or (isinstance(source, str) and "\n" not in source and ": " not in source):
-        return folder / source
-    if not isinstance(source, Mapping | str):
-        pytest.fail(f"policy of the marker egress: {type(source).__name__} is no dict, text or path", pytrace=False)
-    return source
 
 
 def _tapes(folder: Path, mode: str) -> Run:
@@ -134,8 +117,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return
     lines = gateway.log
     told = [
-        f"{line['method']} {line['authority']}{line['path'] if line['path'] != '-' else ''}: {line['status']}"
-        f"{'' if line['reason'] == '-' else ' ' + line['reason']}{' ' + line['detail'] if line.get('detail') else ''}"
+        " ".join(str(line[name]) for name in _FIELDS if line.get(name, "-") not in ("-", ""))
         for line in lines[-_SHOWN:]
     ]
     item.add_report_section("call", "egress gateway", "\n".join(told) or "nothing was asked")

@@ -10,7 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.model.published_object import Key
@@ -24,7 +24,7 @@ from egressproxy.processes.loader.notices import accepted, broken, rejected, tel
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
 from egressproxy.processes.loader.request import LoadRequest
-from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress, builtin
+from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress, Trial, builtin
 from egressproxy.processes.loader.result import shown as objects
 from egressproxy.processes.packing import unpacking
 from egressproxy.processes.takeover.service_manager import ServiceManager
@@ -41,6 +41,9 @@ from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.certificate_watch import CertificateWatch
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from egressproxy.processes.trials import Trials
 
 log = logging.getLogger("egressproxy")
 
@@ -107,6 +110,7 @@ class ConfigManager:
         self.published = PublishedConfiguration()
         self.certificates = CertificateWatch(lambda: self.ask_for_reload("a certificate"))
         self._log = ConfigurationLog(loader) if options.admin is not None else None
+        self._counted: tuple[int, Counter[str]] = (-1, Counter())  # objects by kind, and of which configuration
         self._by: dict[str, None] = {}  # who has asked for the next reload
         self.taking = WantedLock()
         self.is_draining = False  # new configurations are refused; a load in progress does not reset this
@@ -116,6 +120,9 @@ class ConfigManager:
         self._is_rejected = False  # of the configuration read last
         self._shows_catalogue = False
         self._showing: asyncio.Task[None] | None = None
+        self._trials: Trials | None = None  # of policies on trial, if there ever were some
+        self._shown = b""  # the objects in service, with the counts of trials
+        self._rejection = "", ""
         self._unbound: Mapping[tuple[str, int], str] = {}  # failed addresses of a cluster's Gateways: reason
         self._unbound_at = 0.0  # time of the last attempt
         self._told: set[Problem] = set()
@@ -132,7 +139,6 @@ class ConfigManager:
         """Where the listeners are bound."""
         return self._loaded.places
 
-    @property
     def generation(self) -> int:
         """The number of the configuration in service, 0 before the first."""
         return self._generation
@@ -241,16 +247,16 @@ class ConfigManager:
             options.experimental, options.cluster is not None and options.cluster.publish_service != "",
         )  # fmt: skip
 
-    async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
-        """Changes of policies that would allow what they denied: `asked` as in `proposals.answer`, for so many."""
+    async def proposals(self, asked: bytes) -> Sequence[dict[str, Any] | None]:
+        """Changes of policies that would allow what they denied, for `asked` as in `proposals.answer`."""
         if not self._options.is_configured:
-            return [None] * count
+            return []
         try:
             packed = self._cluster.latest if self._cluster is not None else None
             return await self._loader.proposals(self._request(packed, self._unbound), asked)
         except FAILURES as error:
             log.warning("no change can be proposed for what was denied: %s", error)
-            return [None] * count
+            return []
 
     async def put_in_service(self, fresh: CompiledConfig, acknowledged: Collection[str] = (), by: str = "API") -> None:
         """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused, BindError or OSError, and has
@@ -274,10 +280,13 @@ class ConfigManager:
         await self._replace_endpoints()
         before, self._packed = self._packed, await asyncio.to_thread(zlib.compress, fresh.spec, 1)
         has_other_types = fresh.declared != self._loaded.declared
-        self._loaded = replace(fresh, spec=b"", broken=(), filter_places=())
+        self._loaded = replace(fresh, spec=b"", broken=(), filter_places=(), trials=())
         self._generation += 1
         if self._log is not None:
             self._log.in_service(self._generation, by, fresh.objects, (before, self._packed))
+        self._shown = fresh.shown
+        if fresh.trials or self._trials is not None:
+            self._shown = await self._follow_trials(fresh.trials)
         self._publish()
         if self._shows_catalogue and has_other_types:
             await self.show_catalogue()
@@ -305,10 +314,31 @@ class ConfigManager:
 
     def _publish(self, rejection: str = "", reason: str = "") -> None:
         """Publish the objects in service, to watchers, too; `rejection` and `reason` tell of a rejected newer load."""
-        self.published.publish(self._loaded.shown, rejection, reason)
+        self._rejection = rejection, reason
+        self.published.publish(self._shown, rejection, reason)
         if self._cluster is not None:
-            self._cluster.in_service(self._loaded.shown, rejection, reason)
+            self._cluster.in_service(self._shown, rejection, reason)
         self._on_change()
+
+    async def _follow_trials(self, trials: tuple[Trial, ...]) -> bytes:
+        if self._trials is None:
+            from egressproxy.processes.trials import Trials
+
+            self._trials = Trials(
+                self._data_plane, self._loader, self._metrics.trial_decisions, self._options.state_dir,
+                self._show_trials,
+            )  # fmt: skip
+        self._trials.follow(trials)
+        return await asyncio.to_thread(self._trials.overlay, self._shown)
+
+    async def _show_trials(self) -> None:
+        """Publish the counts of trials, unless another configuration is in service by then."""
+        loaded = self._loaded
+        if self._trials is not None:
+            made = await asyncio.to_thread(self._trials.overlay, loaded.shown)
+            if loaded is self._loaded:
+                self._shown = made
+                self._publish(*self._rejection)
 
     # --- reloads ---------------------------------------------------------------------------------------------------
     def ask_for_reload(self, by: str = "cluster") -> None:
@@ -318,7 +348,10 @@ class ConfigManager:
 
     async def summary(self) -> dict[str, Any]:
         """The configuration in service in numbers, and its listeners."""
-        kinds = await asyncio.to_thread(lambda shown: Counter(each.kind for each in objects(shown)), self._loaded.shown)
+        if self._counted[0] != self._generation:
+            generation, shown = self._generation, self._loaded.shown
+            self._counted = generation, await asyncio.to_thread(lambda: Counter(each.kind for each in objects(shown)))
+        kinds = self._counted[1]
         return {
             "configuration": self._generation, "is_rejected": self._is_rejected,
             "listeners": [
@@ -331,7 +364,6 @@ class ConfigManager:
             "gateways": kinds["Gateway"],
         }  # fmt: skip
 
-    @property
     def configurations(self) -> list[dict[str, Any]]:
         """The latest configurations that were put into service or rejected, the newest first."""
         return self._log.told() if self._log is not None else []

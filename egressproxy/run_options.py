@@ -78,6 +78,9 @@ class RunOptions:
     api_writes: bool = False
     socket_dirs: tuple[Path, ...] = ()  # where Gateways may have Unix sockets; none and no api_writes: anywhere
     api_token_file: Path | None = None
+    ui_oidc_issuer: str = ""  # "": no login by OpenID Connect
+    ui_oidc_client_id: str = ""
+    ui_oidc_allow: tuple[str, ...] = ()  # email addresses, and "group:NAME"
     experimental: bool = False  # what provisional GEPs of Gateway API define is served
     guarded: bool = False  # a reload that allows recently denied requests needs an acknowledgement
     zone: str = ""  # the zone of this gateway, as in EndpointSlices; "": not known

@@ -13,35 +13,36 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
 from egressproxy.cli.client_settings import ClientSettings, Proxy
 from egressproxy.cli.trust_bundle import TrustProblem, write_bundle
 from egressproxy.config.compile.status.status_warnings import all_warnings
-from egressproxy.config.reading.load import ResourceSet, read_all
+from egressproxy.config.reading.load import read_all
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.gateway import Gateway as GatewayManifest
 from egressproxy.doors.catalog import Catalog
 from egressproxy.doors.data_plane import GatewayServer
 from egressproxy.filters.filter_trace import failures_shown
 from egressproxy.gateway.leaf_certificates.minting import new_ca
-from egressproxy.ir.gateway import ListenerProtocol, every_listener
+from egressproxy.ir.gateway import ConfigIR, ListenerProtocol, every_listener
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.listening import bind
 from egressproxy.net.loop import new_loop
 from egressproxy.processes.loader.compilation import compiled
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from egressproxy.tapes import Report, Run
 
 __all__ = ["ConfigError", "Gateway", "gateway"]
 
@@ -51,45 +52,19 @@ log = logging.getLogger("egressproxy.testing")
 Source = Mapping[str, Any] | str | Path
 
 #: The Gateway of a configuration without one.
-_GATEWAY: Final = ("test", "gateway")
+_GATEWAY: Final = "test/gateway"
+_API: Final = "gateway.networking.k8s.io/v1"
+_OURS: Final = "egressproxy.io/v1alpha1"
 _CA: Final = "testing-ca"
 _CA_DAYS: Final = 7
 #: The longest that the start may take, and that `log` waits for exchanges under way, in seconds.
 _START_S: Final = 60.0
 _ENDING_S: Final = 1.0
 _POLL_S: Final = 0.005
-_T = TypeVar("_T")
 
 
-class TapeReport(Protocol):
-    """The interface of `egressproxy.tapes.Report`."""
-
-    missing: list[str]
-    unplayed: list[str]
-
-    def lines(self) -> list[str]: ...
-
-
-class Tapes(Protocol):
-    """The interface of `egressproxy.tapes.Run`."""
-
-    @property
-    def ca_pem(self) -> str: ...
-
-    def write(self, gateways: Sequence[str]) -> Path: ...
-
-    def finish(self) -> TapeReport: ...
-
-
-def gateway(
-    *sources: Source,
-    allow: Iterable[str] | str = (),
-    intercept: Iterable[str] | str = (),
-    origins: Mapping[str, str | int] | None = None,
-    tapes: Tapes | None = None,
-    folder: str | os.PathLike[str] = ".",
-) -> Gateway:
-    """A gateway for `with` or `async with`.
+class Gateway:
+    """A gateway for `with` or `async with`, once.
 
     `sources` are manifests: a dict, text of YAML, or a path; a dict without `kind` is the `spec` of an EgressPolicy for
     the Gateway. Without a Gateway among them there is one, `test/gateway`, with the listener `forward` for a forward
@@ -99,19 +74,9 @@ def gateway(
     opened, by a CA that is made for this gateway. `origins`: for a name the server of the test that stands for it, as
     `127.0.0.1:8080`, a URL or a port of 127.0.0.1, in plain HTTP; https to it has to be intercepted. `tapes`: a run of
     `egressproxy.tapes`, which is finished at the end. Without sources, `allow` and `origins` tapes allow everything.
-    `folder`: where paths of filters in dicts and texts start.
+    `folder`: where paths start, those of filters in dicts and texts, too.
 
     Raises ConfigError where the configuration would be refused, when it is entered.
-    """
-    for source in sources:
-        if not isinstance(source, Mapping | str | Path):
-            raise TypeError(f"a source is a dict, text of YAML or a path, and no {type(source).__name__}")
-    names, opened = ((each,) if isinstance(each, str) else tuple(each) for each in (allow, intercept))
-    return Gateway(sources, names, opened, origins or {}, tapes, Path(folder))
-
-
-class Gateway:
-    """The running gateway: see `gateway`.
 
     Attributes:
         port: of the first listener of HTTP, on 127.0.0.1.
@@ -124,39 +89,35 @@ class Gateway:
 
     def __init__(
         self,
-        sources: Sequence[Source],
-        allow: Sequence[str],
-        intercept: Sequence[str],
-        origins: Mapping[str, str | int],
-        tapes: Tapes | None,
-        folder: Path,
+        *sources: Source,
+        allow: Iterable[str] | str = (),
+        intercept: Iterable[str] | str = (),
+        origins: Mapping[str, str | int] | None = None,
+        tapes: Run | None = None,
+        folder: str | os.PathLike[str] = ".",
     ) -> None:
         self._sources = sources
-        self._allow = allow
-        self._intercept = intercept
-        self._origins = origins
+        self._allow, self._intercept = ([each] if isinstance(each, str) else [*each] for each in (allow, intercept))
+        self._origins = {host: _place(place) for host, place in (origins or {}).items()}
         self._tapes = tapes
-        self._folder = folder
-        self._files: TemporaryDirectory[str] | None = None
+        self._folder = Path(folder)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._end: asyncio.Event | None = None
-        self._server: GatewayServer | None = None
+        self._end = asyncio.Event()
+        self._server: GatewayServer | None = None  # while it is in service
         self._lines = _Lines()
         self._access_log = AccessLog(self._lines, max_denials_per_s=1_000_000)
         self.ports: dict[int, int] = {}
-        self._main_port = 0
         self.port = 0
         self.proxy_url = ""
         self.ca_file = Path()
         self.env: dict[str, str] = {}
-        self.report: TapeReport | None = None
+        self.report: Report | None = None
 
     # --- life ------------------------------------------------------------------------------------------------------
     def __enter__(self) -> Gateway:
         if self._thread is not None:
             raise RuntimeError("a gateway can be entered once: make another one")
-        self._files = TemporaryDirectory(prefix="egressproxy-testing-")
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="egressproxy-testing", daemon=True)
         self._thread.start()
@@ -167,36 +128,34 @@ class Gateway:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Gateway:
         return await asyncio.to_thread(self.__enter__)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
         """End the gateway, at once, and remove its files; a second call does nothing."""
-        loop, end, thread = self._loop, self._end, self._thread
-        if loop is not None and end is not None:
+        if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(end.set)
-        if thread is not None:
-            thread.join(_START_S)
+                self._loop.call_soon_threadsafe(self._end.set)
+        if self._thread is not None:
+            self._thread.join(_START_S)
         if self._tapes is not None and self.report is None:
             self.report = self._tapes.finish()
-        if self._files is not None:
-            self._files.cleanup()
 
     def _run(self, ready: Future[None]) -> None:
         """The thread. What filters raise is logged with its text, as in a test of a filter alone."""
         try:
-            with failures_shown(), asyncio.Runner(loop_factory=new_loop) as runner:
+            with (
+                failures_shown(),
+                TemporaryDirectory(prefix="egressproxy-testing-") as files,
+                asyncio.Runner(loop_factory=new_loop) as runner,
+            ):
+                self.ca_file = Path(files) / "ca.pem"
                 runner.run(self._serve(ready))
         except BaseException as error:
             if ready.done():
@@ -205,15 +164,17 @@ class Gateway:
                 ready.set_exception(error)
 
     async def _serve(self, ready: Future[None]) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        config, trusted = self._configuration()
-        self._server = server = GatewayServer(Catalog(), Metrics("test"), self._access_log, bind=self._bind)
+        self._loop = asyncio.get_running_loop()
+        config = self._configuration()
+        server = GatewayServer(Catalog(), Metrics("test"), self._access_log, bind=self._bind)
         try:
             await server.apply(config)
-            self._tell(trusted)
+            self._tell(config)
+            self._server = server
             ready.set_result(None)
             await self._end.wait()
         finally:
+            self._server = None
             await server.drain(0.0)
             self._access_log.close()
 
@@ -224,94 +185,76 @@ class Gateway:
         self.ports[port] = bound.getsockname()[1]
         return bound
 
-    def _tell(self, trusted: str) -> None:
-        assert self._files is not None
-        self.port = self.ports.get(self._main_port, 0)
+    def _tell(self, config: ConfigIR) -> None:
+        proxies = (ListenerProtocol.FORWARD_PROXY, ListenerProtocol.HTTP)
+        numbers = [each.port for kind in proxies for each in config.listeners if each.protocol is kind]
+        self.port = self.ports.get(numbers[0], 0) if numbers else 0
         self.proxy_url = f"http://127.0.0.1:{self.port}"
-        self.ca_file = Path(self._files.name) / "ca.pem"
+        cas = [each.chain_pem for listener in every_listener(config) for each in listener.policy.intercepts]
+        trusted = "".join(dict.fromkeys(cas))
         try:
             write_bundle(self.ca_file, trusted)
         except TrustProblem:  # a system without roots, such as a small image
             self.ca_file.write_text(trusted, "utf-8")
-        settings = ClientSettings(Proxy("http", "127.0.0.1", self.port), bundle=self.ca_file)
-        self.env = settings.variables()
+        self.env = ClientSettings(Proxy("http", "127.0.0.1", self.port), bundle=self.ca_file).variables()
 
     # --- the configuration -----------------------------------------------------------------------------------------
-    def _configuration(self) -> tuple[Any, str]:
-        """The configuration, and the CAs of opened tunnels. Raises ConfigError."""
-        paths, texts = self._given()
-        found = read_all(paths, texts=texts) if paths or texts else ResourceSet()
-        gateways = [f"{each.namespace}/{each.name}" for each in found.of(GatewayManifest)] or ["/".join(_GATEWAY)]
-        texts += self._made(gateways[0], is_ours=not found.of(GatewayManifest))
+    def _configuration(self) -> ConfigIR:
+        """Raises ConfigError. The names of files in its messages are `<source 1>` and so on."""
+        paths: list[Path] = []
+        texts: list[tuple[str, str]] = []
+        specs: list[tuple[str, Mapping[str, Any]]] = []
+        for number, source in enumerate(self._sources, 1):
+            file = str(self._folder / f"<source {number}>")
+            if isinstance(source, Mapping):
+                if "kind" in source:
+                    texts.append((file, _yaml([source])))
+                else:
+                    specs.append((file, source))
+            elif isinstance(source, Path) or ("\n" not in source and ": " not in source):
+                paths.append(self._folder / source)
+            else:
+                texts.append((file, source))
+        found = read_all(paths, texts=texts).of(GatewayManifest) if paths or texts else ()
+        gateways = [f"{each.namespace}/{each.name}" for each in found] or [_GATEWAY]
+        namespace, _, name = gateways[0].partition("/")
+        target = {"targetRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name}]}
+        for number, (file, spec) in enumerate(specs, 1):
+            policy = _object(_OURS, "EgressPolicy", namespace, f"testing-{number}", spec={**target, **spec})
+            texts.append((file, _yaml([policy])))
+        objects = [*self._objects(namespace, name, target)]
+        if not found:
+            listener = {"name": "forward", "port": 3128, "protocol": "egressproxy.io/forward-proxy"}
+            gateway_spec = {"gatewayClassName": "egressproxy", "listeners": [listener]}
+            objects.append(_object(_API, "Gateway", namespace, name, spec=gateway_spec))
+        texts.append((str(self._folder / "<testing>"), _yaml(objects)))
         if self._tapes is not None:
             paths.append(self._tapes.write(gateways))
         resources = read_all(paths, texts=texts)
         made = compiled(resources, ("127.0.0.1",))
         for warning in all_warnings(resources, made):
             log.warning("%s", warning)
-        proxies = (ListenerProtocol.FORWARD_PROXY, ListenerProtocol.HTTP)
-        numbers = [each.port for kind in proxies for each in made.spec.listeners if each.protocol is kind]
-        self._main_port = numbers[0] if numbers else 0
-        intercepts = [each.chain_pem for listener in every_listener(made.spec) for each in listener.policy.intercepts]
-        return made.spec, "".join(dict.fromkeys(intercepts))
+        return made.spec
 
-    def _given(self) -> tuple[list[Path], list[tuple[str, str]]]:
-        """The paths and the texts among the sources; specs of policies follow in `_made`."""
-        paths: list[Path] = []
-        texts: list[tuple[str, str]] = []
-        for number, source in enumerate(self._sources, 1):
-            if isinstance(source, Mapping):
-                if "kind" in source:
-                    texts.append((self._file(number), _yaml([source])))
-            elif isinstance(source, Path) or ("\n" not in source and ": " not in source):
-                paths.append(Path(source))
-            else:
-                texts.append((self._file(number), source))
-        return paths, texts
-
-    def _made(self, gateway_name: str, *, is_ours: bool) -> Iterator[tuple[str, str]]:
-        """The manifests that stand for specs of policies and the other arguments, for this Gateway (namespace/name)."""
-        namespace, _, name = gateway_name.partition("/")
-        objects: list[dict[str, Any]] = []
-
-        def made(api: str, kind: str, called: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-            meta = {"name": called, "namespace": namespace}
-            return {"apiVersion": api, "kind": kind, "metadata": meta, "spec": spec}
-
-        if is_ours:
-            listener = {"name": "forward", "port": 3128, "protocol": "egressproxy.io/forward-proxy"}
-            objects.append(made(_API, "Gateway", name, {"gatewayClassName": "egressproxy", "listeners": [listener]}))
-        target = {"targetRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name}]}
-        for number, source in enumerate(self._sources, 1):
-            if isinstance(source, Mapping) and "kind" not in source:
-                policy = made(_OURS, "EgressPolicy", f"testing-{number}", {**target, **source})
-                yield self._file(number), _yaml([policy])
+    def _objects(self, namespace: str, gateway_name: str, target: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The manifests that stand for the arguments."""
         policy = _policy(self._allow)
         if self._tapes is not None and not (self._sources or self._allow or self._origins):
             policy["mode"] = "Open"
         if self._intercept:
-            policy["intercept"] = {"hostnames": list(self._intercept), "caCertificateRef": {"name": _CA}}
+            policy["intercept"] = {"hostnames": self._intercept, "caCertificateRef": {"name": _CA}}
             certificate, key = new_ca("egressproxy testing", time.time(), _CA_DAYS, path_length=0)
             data = {"tls.crt": certificate, "tls.key": key.reveal().decode()}
-            meta = {"name": _CA, "namespace": namespace}
-            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "kubernetes.io/tls"}
-            objects.append({**secret, "stringData": data})
+            yield _object("v1", "Secret", namespace, _CA, type="kubernetes.io/tls", stringData=data)
         if policy:
-            objects.append(made(_OURS, "EgressPolicy", "testing", {**target, **policy}))
-        for number, (host, place) in enumerate(self._origins.items(), 1):
-            address, port = _place(place)
+            yield _object(_OURS, "EgressPolicy", namespace, "testing", spec={**target, **policy})
+        for number, (host, (address, port)) in enumerate(self._origins.items(), 1):
             ports = [{"number": port, "protocol": "HTTP11", "tls": {"mode": "None"}}]
-            destination = {"type": "Ip", "ip": {"address": address}, "ports": ports}
+            backend = {"destination": {"type": "Ip", "ip": {"address": address}, "ports": ports}}
             ref = {"group": "egressproxy.io", "kind": "Backend", "name": f"testing-{number}"}
-            route = {"parentRefs": [{"name": name}], "hostnames": [host], "rules": [{"backendRefs": [ref]}]}
-            objects.append(made(_OURS, "Backend", ref["name"], {"destination": destination}))
-            objects.append(made(_API, "HTTPRoute", ref["name"], route))
-        if objects:
-            yield str(self._folder / "<testing>"), _yaml(objects)
-
-    def _file(self, number: int) -> str:
-        """The name of a source in messages; its folder is where paths of filters start."""
-        return str(self._folder / f"<source {number}>")
+            route = {"parentRefs": [{"name": gateway_name}], "hostnames": [host], "rules": [{"backendRefs": [ref]}]}
+            yield _object(_OURS, "Backend", namespace, ref["name"], spec=backend)
+            yield _object(_API, "HTTPRoute", namespace, ref["name"], spec=route)
 
     # --- what it did -----------------------------------------------------------------------------------------------
     @property
@@ -319,23 +262,19 @@ class Gateway:
         """The exchanges that have ended so far, each as its line in the access log. Requests under way have a second to
         end; a tunnel ends when its client closes it.
         """
-        loop, server = self._loop, self._server
-        if server is not None and loop is not None and not loop.is_closed():
-            with suppress(RuntimeError, TimeoutError):  # the loop is ending
-                _called(loop, self._settled(server))
+        server, loop = self._server, self._loop
+        if server is not None and loop is not None:
+            asyncio.run_coroutine_threadsafe(self._settled(server), loop).result(_START_S)
         return [*self._lines.lines]
 
     def wait_for(self, *, timeout_s: float = 5.0, **fields: object) -> dict[str, Any]:
         """The first line of the log with these fields. Raises AssertionError if none comes within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while True:
-            lines = self.log
-            for line in lines:
-                if fields.items() <= line.items():
-                    return line
+        while not (found := [line for line in self.log if fields.items() <= line.items()]):
             if time.monotonic() >= deadline:
-                raise AssertionError(f"no exchange with {fields} among {lines}")
+                raise AssertionError(f"no exchange with {fields} among {self._lines.lines}")
             time.sleep(_POLL_S)
+        return found[0]
 
     async def _settled(self, server: GatewayServer) -> None:
         deadline = time.monotonic() + _ENDING_S
@@ -343,12 +282,17 @@ class Gateway:
             await asyncio.sleep(_POLL_S)
         self._access_log.flush()
 
-    def __repr__(self) -> str:
-        return f"Gateway({self.proxy_url or 'not entered'})"
+
+#: A gateway of a test: `with gateway(…) as running`.
+gateway = Gateway
 
 
-_API: Final = "gateway.networking.k8s.io/v1"
-_OURS: Final = "egressproxy.io/v1alpha1"
+def _object(api: str, kind: str, namespace: str, name: str, **members: Any) -> dict[str, Any]:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": namespace}, **members}
+
+
+def _yaml(objects: Iterable[Mapping[str, Any]]) -> str:
+    return yaml.safe_dump_all(map(dict, objects), sort_keys=False)
 
 
 def _policy(allow: Iterable[str]) -> dict[str, Any]:
@@ -367,38 +311,13 @@ def _policy(allow: Iterable[str]) -> dict[str, Any]:
 
 def _place(place: str | int) -> tuple[str, int]:
     """The address and port of a server of the test. Raises ValueError."""
-    if isinstance(place, int):
-        return "127.0.0.1", place
-    parts = urlsplit(place if "://" in place else f"http://{place}")
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+    host, _, port = str(place).removeprefix("http://").rstrip("/").rpartition(":")
     try:
-        if parts.scheme == "http" and parts.port is not None:
-            return str(ip_address(host)), parts.port
+        return str(ip_address("127.0.0.1" if host in ("", "localhost") else host.strip("[]"))), int(port)
     except ValueError:
-        pass
-    raise ValueError(f"origins: {place!r} is no server of plain HTTP on an address: write 127.0.0.1:8080, or its port")
-
-
-def _yaml(objects: Iterable[Mapping[str, Any]]) -> str:
-    return yaml.safe_dump_all([_plain(each) for each in objects], sort_keys=False)
-
-
-def _plain(value: object) -> object:
-    """Values that YAML can say: other mappings are dicts, sequences are lists."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, str | bytes | bytearray):
-        return value
-    return [_plain(each) for each in value] if isinstance(value, Iterable) else value
-
-
-def _called(loop: asyncio.AbstractEventLoop, made: Coroutine[Any, Any, _T]) -> _T:
-    """The result of this in the thread of the gateway."""
-    try:
-        return asyncio.run_coroutine_threadsafe(made, loop).result(2 * _ENDING_S)
-    except RuntimeError:
-        made.close()
-        raise
+        raise ValueError(
+            f"origins: {place!r} is no server of plain HTTP on an address: write 127.0.0.1:8080, or its port"
+        ) from None
 
 
 class _Lines:

@@ -76,11 +76,11 @@ def pytest_asyncio_loop_factories(
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """How many processes `-n auto` (`make test`) stands for: one per core, and none beside this one for a selection.
-    One more where real processes and clients are tested: these tests wait for half of their time.
+    Two more where real processes and clients are tested: these tests wait for half of their time.
     """
     if not _is_whole(config):
         return 0
-    return min(max(_cores(), FEWEST_WORKERS), MOST_WORKERS) + (config.option.markexpr != QUICK)
+    return min(max(_cores(), FEWEST_WORKERS), MOST_WORKERS) + 2 * (config.option.markexpr != QUICK)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

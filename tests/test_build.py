@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from egressproxy import build
+from egressproxy.admin import ui
 from egressproxy.model import fields
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,3 +117,28 @@ def test_a_release_is_its_version_and_the_names_and_sizes_of_its_files(installed
     init = package / "__init__.py"
     init.write_text(init.read_text().replace('__version__ = "0.', '__version__ = "9.'))
     assert release() != first
+
+
+def test_the_admin_page_goes_into_the_wheel_without_its_sources_and_is_small():
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert tool["package-data"]["egressproxy.admin"] == ["page/dist/*"]
+    folder = ROOT / "egressproxy/admin/page"
+    left_out = {path for each in tool["exclude-package-data"]["egressproxy.admin"] for path in folder.parent.glob(each)}
+    kept = {"node_modules", "dist"}
+    sources = {path for path in folder.rglob("*") if path.is_file() and path.relative_to(folder).parts[0] not in kept}
+    assert sources == left_out, "what is neither the bundle nor left out"
+    if not (folder / "dist" / "page.js").exists():
+        pytest.skip("the admin page is not made: `make page`")
+    assert {each.name for each in (folder / "dist").iterdir()} == {
+        "licenses.txt",
+        *(name for name, _ in ui.FILES.values()),
+    }
+    assert sum((folder / "dist" / name).stat().st_size for name in ("page.js", "page.css")) <= ui.MAX_BYTES
+
+
+def test_the_packages_of_the_admin_page_are_pinned_and_come_from_no_place_that_is_written_down():
+    folder = ROOT / "egressproxy/admin/page"
+    asked, lock = (json.loads((folder / name).read_text()) for name in ("package.json", "package-lock.json"))
+    for name, version in {**asked["dependencies"], **asked["devDependencies"]}.items():
+        assert lock["packages"][f"node_modules/{name}"]["version"] == version
+    assert all(each.get("integrity") and "resolved" not in each for path, each in lock["packages"].items() if path)

@@ -11,66 +11,25 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import pairwise
 from operator import add, sub
 from time import time
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.series import BUCKETS_S
 
 MINUTES: Final = 60
 _MINUTE_S: Final = 60.0
-_NO_TIMES: Final = (0,) * (len(BUCKETS_S) + 1)
-#: The kinds of tokens whose sum is all of them; other kinds are parts of these.
+#: Kinds of tokens beside which others are parts of them.
 _KINDS: Final = ("input", "output")
 
-#: Reads the counters of every process.
-ReadCounts = Callable[[], Awaitable[Sequence[Counts]]]
-
-
-class Totals(NamedTuple):
-    """What was counted up to some time (seconds since 1970). `durations` are by bucket of BUCKETS_S."""
-
-    time: float
-    requests: int = 0
-    denials: int = 0
-    failures: int = 0
-    tokens: float = 0.0
-    cost: float = 0.0
-    durations: tuple[int, ...] = _NO_TIMES
-
-    @classmethod
-    def of(cls, now: float, every: Iterable[Counts]) -> Totals:
-        """The sums over these counts, each of other processes. May run in a thread."""
-        requests = denials = failures = 0
-        tokens = cost = 0.0
-        durations = list(_NO_TIMES)
-        for counts in every:
-            for series in list(counts.series.values()):
-                requests += sum(list(series.requests.values()))
-                denials += sum(list(series.denied.values()))
-                failures += sum(list(series.failures.values()))
-                durations = list(map(add, durations, series.durations))
-            for name, kinds in (("egress_ai_tokens", _KINDS), ("egress_ai_cost", ())):
-                family = counts.families.get(name)
-                values = dict(family.values).items() if family is not None else ()
-                found = sum(value for labels, value in values if not kinds or labels[-1] in kinds)
-                tokens, cost = (tokens + found, cost) if kinds else (tokens, cost + found)
-        return cls(now, requests, denials, failures, tokens, cost, tuple(durations))
-
-    def since(self, before: Totals) -> dict[str, Any]:
-        """What came after `before`, as one element of the answer."""
-        taken = list(map(sub, self.durations, before.durations))
-        p50, p95 = (quantile(taken, share) for share in (0.5, 0.95))
-        return {
-            "time": before.time, "requests": self.requests - before.requests, "denials": self.denials - before.denials,
-            "failures": self.failures - before.failures, "p50_ms": p50, "p95_ms": p95,
-            "tokens": round(self.tokens - before.tokens), "cost": round(self.cost - before.cost, 6),
-        }  # fmt: skip
+#: The time (seconds since 1970); what was counted up to it: requests, denials, failures, tokens, cost, and durations by
+#: bucket of BUCKETS_S.
+Totals = tuple[float, list[float]]
 
 
 class History:
-    """Belongs to the event loop."""
+    """Belongs to the event loop. `read` gives the counters of every process."""
 
-    def __init__(self, read: ReadCounts) -> None:
+    def __init__(self, read: Callable[[], Awaitable[Sequence[Counts]]]) -> None:
         self._read = read
         self._kept: deque[Totals] = deque(maxlen=MINUTES)
 
@@ -82,24 +41,45 @@ class History:
 
     async def minutes(self) -> list[dict[str, Any]]:
         """The minutes, the oldest first; the last one has not ended."""
-        points = [*self._kept, await self._totals()]
-        return [later.since(earlier) for earlier, later in pairwise(points)]
+        return [minute(*both) for both in pairwise([*self._kept, await self._totals()])]
 
     async def _totals(self) -> Totals:
-        return await asyncio.to_thread(Totals.of, time(), await self._read())
+        return time(), await asyncio.to_thread(totals, await self._read())
 
 
-def quantile(buckets: Sequence[int], share: float) -> float | None:
+def totals(every: Iterable[Counts]) -> list[float]:
+    """The sums over these counts, each of other processes, as in Totals. May run in a thread."""
+    found = [0.0] * (5 + len(BUCKETS_S) + 1)
+    for counts in every:
+        for series in list(counts.series.values()):
+            told = (sum(list(each.values())) for each in (series.requests, series.denied, series.failures))
+            found = list(map(add, found, (*told, 0, 0, *series.durations)))
+        for place, name in ((3, "egress_ai_tokens"), (4, "egress_ai_cost")):
+            if (family := counts.families.get(name)) is not None:
+                values = dict(family.values).items()
+                found[place] += sum(value for labels, value in values if place == 4 or labels[-1] in _KINDS)
+    return found
+
+
+def minute(before: Totals, after: Totals) -> dict[str, Any]:
+    """What came between these, as one element of the answer."""
+    requests, denials, failures, tokens, cost, *durations = map(sub, after[1], before[1])
+    p50, p95 = (quantile(durations, share) for share in (0.5, 0.95))
+    return {
+        "time": before[0], "requests": int(requests), "denials": int(denials), "failures": int(failures),
+        "p50_ms": p50, "p95_ms": p95, "tokens": round(tokens), "cost": round(cost, 6),
+    }  # fmt: skip
+
+
+def quantile(buckets: Sequence[float], share: float) -> float | None:
     """The duration in milliseconds that this share of exchanges did not exceed, estimated in its bucket as Prometheus
     does (histogram_quantile); None without exchanges.
     """
-    rank = share * sum(buckets)
+    rank, lower = share * sum(buckets), 0.0
     if not rank:
         return None
-    below = 0.0
-    for number, bound in enumerate(BUCKETS_S):
-        if below + buckets[number] >= rank:
-            lower = BUCKETS_S[number - 1] if number else 0.0
-            return round((lower + (bound - lower) * (rank - below) / buckets[number]) * 1000, 3)
-        below += buckets[number]
-    return BUCKETS_S[-1] * 1000
+    for bound, count in zip(BUCKETS_S, buckets, strict=False):  # of the last bucket only the lower bound is known
+        if count >= rank:
+            return round((lower + (bound - lower) * rank / count) * 1000, 3)
+        rank, lower = rank - count, bound
+    return lower * 1000

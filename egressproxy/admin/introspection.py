@@ -7,19 +7,20 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
 
+from egressproxy.admin.admin_state import AdminState
 from egressproxy.admin.status import ApiError, bad_request
-from egressproxy.admin.write_access import WriteAccess, came_by_proxy, is_local
+from egressproxy.admin.write_access import MARK, WriteAccess, came_by_proxy, is_local
 from egressproxy.errors import NotAnswered
 from egressproxy.gateway.identity.killed_identities import KillChange, NotKilled
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
-from egressproxy.model.certificate import Validity
 
 if TYPE_CHECKING:
     from egressproxy.admin.live import LiveFeed
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 VIEWS: Final = ("/denials", "/history", "/configurations", "/summary", "/limits", "/certificates", "/backends")
 #: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
-#: A header that a web page cannot send to another site without permission (CORS).
-MARK: Final = "X-Egressproxy"
 JSON: Final = "application/json"
 #: The members of a held request that only approvers see.
 CONTENT: Final = ("query", "calls", "body", "isCut")
@@ -90,33 +89,42 @@ class Questions:
 
     async def _decisions(self, request: web.BaseRequest) -> web.StreamResponse:
         if request_id := request.query.get("request"):
-            found: list[dict[str, Any] | None] = [
-                json.loads(each) for each in await self._state.ask_some("decision", request_id)
-            ]
-            nothing: dict[str, Any] = {"decisions": [], "denial": None}
-            return _json(json.dumps(next(filter(None, found), nothing)))
+            about = map(json.loads, await self._state.ask_some("shown", "decision", request_id))
+            return _json(json.dumps(next(filter(None, about), {"decisions": [], "denial": None})))
         async with self._slots:
-            body = await asyncio.to_thread(_latest, await self._state.ask_some("decisions"))
+            found = await self._state.ask_some("decisions")
+            body = await asyncio.to_thread(_latest, found, request.query.get("all") == "1")
         return _json(body)
 
+    async def _check_reader(self, request: web.BaseRequest) -> None:
+        """Raises ApiError (401, 403) for a client of the network without the token: traffic is not for everybody."""
+        if not self._address.is_loopback or came_by_proxy(request):
+            await self._access.check_token(request, "from other machines, this needs")
+
     async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
+        await self._check_reader(request)
         if self._views is None:
             from egressproxy.admin.views import Views
 
             self._views = Views(self._state, lambda: self._feed.readers if self._feed is not None else 0)
         async with self._view_slots:
-            return await self._views.answer(request)
+            try:
+                found = await self._views.answer(request.path, request.query)
+            except ValueError as error:
+                raise bad_request(str(error)) from None
+            return _json(json.dumps(found))
 
     async def _live(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             raise ApiError(403, "Forbidden", "a page of another site may not ask")  # nor open it as a page
+        await self._check_reader(request)
         if self._has_ended_streams:
             raise ApiError(503, "ServiceUnavailable", "draining", retry_after_s=5)
-        if self._feed is None:
-            from egressproxy.admin.live import LiveFeed
+        from egressproxy.admin.live import LiveFeed, LiveFilter
 
+        if self._feed is None:
             self._feed = LiveFeed(self._state)
-        return await self._feed.serve(request)
+        return await self._feed.serve(request, _read(LiveFilter.of, request), self._check_reader)
 
     def end_streams(self) -> None:
         """End the streams of /live, and refuse new ones."""
@@ -142,8 +150,10 @@ class Questions:
         return await self._caches(_read(CachePurge.of, request))
 
     async def _decide(self, request: web.BaseRequest) -> web.StreamResponse:
-        await self._check_writer(request, "an approval")
+        person = await self._check_writer(request, "an approval")
         decision = _read(HoldDecision.of, request)
+        if person:  # nobody decides in the name of another
+            decision = replace(decision, by=person)
         found = await self._held(decision, HoldPage())
         if not found["decided"]:
             raise ApiError(404, "NotFound", f"nothing with the id {decision.id[:80]} waits (any more)")
@@ -198,13 +208,14 @@ class Questions:
         except OSError as error:
             raise ApiError(500, "InternalError", str(error)) from None
 
-    async def _check_writer(self, request: web.BaseRequest, what: str) -> None:
-        """Raises ApiError (401, 403) for a client that may not ask for this, as `WriteAccess.check`."""
+    async def _check_writer(self, request: web.BaseRequest, what: str) -> str:
+        """As `WriteAccess.check`, for a program or page that says that it means it."""
         if not (self._address.is_loopback or self._access.needs_token):
             raise ApiError(403, "Forbidden", f"{what} is asked for on loopback, or with --api-token-file")
-        await self._access.check(request)
+        person = await self._access.check(request)
         if MARK not in request.headers:  # a page of any site can send a plain POST
             raise ApiError(403, "Forbidden", f"{what} is asked for with the header {MARK}, and by no web page")
+        return person
 
     async def _caches(self, purge: CachePurge | None) -> web.StreamResponse:
         try:
@@ -241,11 +252,12 @@ def _not_all(error: NotAnswered) -> ApiError:
     return ApiError(503, "ServiceUnavailable", f"not all workers have answered: {error}")
 
 
-def _latest(decisions: Iterable[bytes]) -> str:
-    """The decisions of all workers, the latest first, as many as one worker keeps."""
+def _latest(decisions: Iterable[bytes], has_all: bool) -> str:
+    """The decisions of all workers, the latest first; all of them, or as many as one worker keeps."""
     every: list[list[dict[str, Any]]] = [json.loads(each) for each in decisions]
     merged = heapq.merge(*every, key=lambda decision: decision["time"], reverse=True)
-    return json.dumps({"decisions": list(islice(merged, max(map(len, every), default=0)))})
+    most = None if has_all else max(map(len, every), default=0)
+    return json.dumps({"decisions": list(islice(merged, most))})
 
 
 def _summed(workers: Iterable[bytes]) -> str:
@@ -259,50 +271,3 @@ def _summed(workers: Iterable[bytes]) -> str:
                 known[name] += each[name]
     totals = {name: sum(each[name] for each in caches.values()) for name in _SUMMED}
     return json.dumps({**totals, "caches": [caches[key] for key in sorted(caches)]})
-
-
-class AdminState(Protocol):
-    """The application's interface, called on the event loop for every request."""
-
-    async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
-
-    async def ask_one(self, name: str, *arguments: object) -> bytes:
-        """The answer of one worker (`processes.workers.worker.QUESTIONS`), as JSON. Raises errors.NotAnswered."""
-
-    async def ask_all(self, name: str, *arguments: object) -> Sequence[bytes]:
-        """The answers of all workers, as JSON. Raises errors.NotAnswered where one of them has not answered."""
-
-    async def reload(self, acknowledged: str) -> str:
-        """Load anew; gives why it is not in service, or "". `acknowledged`: the mark of one that may allow more."""
-
-    async def proposals(self, asked: bytes, count: int) -> Sequence[dict[str, Any] | None]:
-        """For each denial that is asked about, the change that would allow it (`processes.loader.proposals`)."""
-
-    async def summary(self) -> dict[str, Any]:
-        """What /summary says of the process and its configuration."""
-
-    @property
-    def validities(self) -> Sequence[Validity]:
-        """Those of the certificates in service."""
-
-    @property
-    def configurations(self) -> list[dict[str, Any]]:
-        """The latest configurations that were put into service or rejected, the newest first."""
-
-    async def history(self) -> list[dict[str, Any]]:
-        """The minutes of the last hour (`admin.history`)."""
-
-    @property
-    def generation(self) -> int:
-        """The number of the configuration in service."""
-
-    async def model(self) -> bytes: ...  # what is served, as JSON: `operators.explain.outline`
-    async def ask_some(self, name: str, *arguments: object) -> Sequence[bytes]:
-        """The answers of those workers that answer."""
-
-    async def kill_switch(self, change: KillChange | None) -> bytes:
-        """Who is out of service then, as JSON. Raises ValueError, NotKilled, NotAnswered, OSError if it is not kept."""
-
-    def why_not_ready(self) -> str:
-        """ "" while every listener is bound and traffic is welcome; else a sentence for people."""

@@ -17,10 +17,11 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from egressproxy import __version__
+from egressproxy.admin.admin_state import AdminState
 from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, AdminConnections
-from egressproxy.admin.introspection import AdminState, Questions
+from egressproxy.admin.introspection import Questions
 from egressproxy.admin.status import HEADERS, ApiError, json_response, read_only, refusal
-from egressproxy.admin.write_access import WriteAccess, is_loopback
+from egressproxy.admin.write_access import WriteAccess, names_loopback
 from egressproxy.net.listening import bind
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ _INDEX_OF_QUESTIONS: Final = """\
 /holds                      what waits for approval; POST, ?approve= or ?deny=: what egressproxy holds sends
 /kill-switch                who is out of service; POST, ?kill=&why= or ?restore=: what egressproxy kill-switch sends
 /reload                     POST, on loopback: what egressproxy reload sends
+/ui                         the admin page
 /version                    the version of egressproxy, and of the Kubernetes that this API is like
 """
 
@@ -119,12 +121,13 @@ class AdminServer:
         self._listening: asyncio.Server | None = None
         self._connections = AdminConnections()
         self._scrape = asyncio.Lock()
-        full = surface is Surface.FULL
+        self._is_full = full = surface is Surface.FULL
+        self._access = access or WriteAccess(None)
         self._make_api = api if full else None
         self._api: AdminApi | None = None
         self._making = asyncio.Lock()
         self._has_ended_watches = False
-        self._questions = Questions(state, access or WriteAccess(None), self._address)
+        self._questions = Questions(state, self._access, self._address)
         self._handlers: dict[tuple[str, str], _Handler] = {
             ("GET", "/healthz"): self._health,
             ("GET", "/livez"): self._health,
@@ -204,7 +207,8 @@ class AdminServer:
         finally:
             connection.end()
         if not response.prepared:
-            response.headers.update(HEADERS)
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
         if connection.is_reserve:
             response.force_close()
         return response
@@ -227,6 +231,10 @@ class AdminServer:
         is_read = request.method in ("GET", "HEAD")
         if is_read and (handler := self._handlers.get(("GET", path))) is not None:
             return await handler(request)
+        if self._is_full and (path == "/ui" or path.startswith("/ui/")) and (is_read or path == "/ui/oidc"):
+            from egressproxy.admin.ui import page  # most gateways are never asked
+
+            return await page(request, self._access, is_local=self._address.is_loopback)
         api = await self._made_api()
         if api is not None and (found := await api.answer(request)) is not None:
             return found
@@ -236,10 +244,7 @@ class AdminServer:
 
     def _is_our_name(self, host: str) -> bool:
         """Whether a Host is accepted: on loopback only loopback names; on a network any, as our names are unknown."""
-        if not self._address.is_loopback or not host:
-            return True
-        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-        return name.lower() in ("localhost", "localhost.") or is_loopback(name)
+        return not self._address.is_loopback or not host or names_loopback(host)
 
     async def _index(self, _request: web.BaseRequest) -> web.StreamResponse:
         api = await self._made_api()

@@ -6,12 +6,17 @@ import asyncio
 import hmac
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
 from egressproxy.admin.status import ApiError
 
+if TYPE_CHECKING:
+    from egressproxy.admin.oidc import OidcLogin
+
+#: A header that a web page cannot send to another site without permission (CORS).
+MARK: Final = "X-Egressproxy"
 #: What proxies say of those they speak for (RFC 9110 section 7.6.3, RFC 7239, and the names before it).
 _OF_PROXIES: Final = ("Via", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
 
@@ -24,6 +29,15 @@ def is_loopback(address: str, *, otherwise: bool = False) -> bool:
         return otherwise
 
 
+def names_loopback(host: str) -> bool:
+    """Whether a Host is a name or address of loopback, with or without a port."""
+    if host.startswith("["):
+        name, end, rest = host[1:].partition("]")
+        return end != "" and rest[:1] in ("", ":") and is_loopback(name)
+    name = host.partition(":")[0]
+    return name.lower() in ("localhost", "localhost.") or is_loopback(name)
+
+
 def is_local(request: web.BaseRequest) -> bool:
     return is_loopback(request.remote or "")
 
@@ -31,6 +45,21 @@ def is_local(request: web.BaseRequest) -> bool:
 def came_by_proxy(request: web.BaseRequest) -> bool:
     """Through a proxy of this machine everybody is local."""
     return any(name in request.headers for name in _OF_PROXIES)
+
+
+def is_admin_page(request: web.BaseRequest, *, has_token: bool) -> bool:
+    """Whether the page that sent this is of the address that it was sent to: the admin page, which is the only one.
+
+    A page of another origin cannot send this header and content type without permission (CORS), which is never given.
+    Browsers leave Sec-Fetch-Site out where the page came by plain HTTP from another machine: then the token decides.
+    """
+    headers, host = request.headers, request.headers.get("Host", "")
+    return (
+        headers.getall("Origin") in ([f"http://{host}"], [f"https://{host}"])
+        and headers.get("Sec-Fetch-Site", "same-origin" if has_token else "") == "same-origin"
+        and MARK in headers
+        and request.content_type == "application/json"
+    )
 
 
 #: Shorter ones can be guessed.
@@ -51,29 +80,47 @@ def read_token(file: Path) -> bytes:
 class WriteAccess:
     """Clients that send the token may write; without a token file, programs of this machine that ask on loopback."""
 
-    def __init__(self, token_file: Path | None) -> None:
+    def __init__(self, token_file: Path | None, login: OidcLogin | None = None) -> None:
         self._token_file = token_file
+        self.login = login
 
     @property
     def needs_token(self) -> bool:
         """Whether clients show a token, so that they may be on other machines."""
-        return self._token_file is not None
+        return self._token_file is not None or self.login is not None
 
-    async def check(self, request: web.BaseRequest) -> None:
-        """Return where this client may write. Raises ApiError(401, 403) where it may not, or is a web page."""
-        if "Origin" in request.headers:
-            raise ApiError(403, "Forbidden", "a web page may not write")
-        if self._token_file is None:
-            if not is_local(request):
-                raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
-            if came_by_proxy(request):
-                raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
-            return
+    async def check(self, request: web.BaseRequest) -> str:
+        """The person who signed in, or "", of a client that may write. Raises ApiError(401, 403) for all others."""
+        if "Origin" in request.headers and not is_admin_page(request, has_token=self.needs_token):
+            raise ApiError(403, "Forbidden", "a web page may not write, but for the admin page of this address")
+        if self.needs_token:
+            return await self.check_token(request, "writes need")
+        if not is_local(request):
+            raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
+        if "Origin" in request.headers and not names_loopback(request.headers.get("Host", "")):
+            raise ApiError(403, "Forbidden", "a page writes by a name of this machine: http://127.0.0.1/ or localhost")
+        if came_by_proxy(request):
+            raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
+        return ""
+
+    async def check_token(self, request: web.BaseRequest, what: str) -> str:
+        """The person who signed in, or "" for the token of programs. Raises ApiError(401, 403) without either."""
+        if not self.needs_token:
+            raise ApiError(403, "Forbidden", f"{what} a token: start the gateway with --api-token-file FILE")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        try:
-            expected = await asyncio.to_thread(read_token, self._token_file)
-        except ValueError as error:
-            raise ApiError(403, "Forbidden", str(error)) from None
+        is_bearer = scheme.lower() == "bearer"
         token = given.strip().encode("utf-8", "surrogateescape")  # as it was sent, UTF-8 or not
-        if scheme.lower() != "bearer" or not hmac.compare_digest(token, expected):
-            raise ApiError(401, "Unauthorized", "writes need the token: Authorization: Bearer …")
+        login = (
+            self.login if is_bearer and token.count(b".") == 2 else None
+        )  # a JWT, which may be the token of the file
+        if self._token_file is not None:
+            try:
+                expected = await asyncio.to_thread(read_token, self._token_file)
+                if is_bearer and hmac.compare_digest(token, expected):
+                    return ""
+            except ValueError as error:
+                if login is None:
+                    raise ApiError(403, "Forbidden", str(error)) from None
+        if login is None:
+            raise ApiError(401, "Unauthorized", f"{what} the token: Authorization: Bearer …")
+        return await login.check(token)

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
@@ -25,14 +25,10 @@ if TYPE_CHECKING:
 ADMIN: Final = ("127.0.0.1", 15900)
 #: The environment variable with another default of --admin, as for the option.
 ADMIN_VARIABLE: Final = "EGRESSPROXY_ADMIN"
-#: What every answer of the admin address says of its server (`admin.status.HEADERS`).
-_SERVER: Final = "egressproxy"
+#: Fields that every answer of the admin address has (`admin.status.HEADERS`). A proxy in front of it replaces Server.
+MARKS: Final = {"Server": "egressproxy", "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"}
 #: Timeout of one request: longer than a DNS query, or the reload of a large configuration, may take.
 ASK_S: Final = 150.0
-
-
-class _OtherProgram(Exception):
-    """What answers is no gateway; the text says what it is."""
 
 
 def ask(
@@ -96,25 +92,19 @@ def _answer(
             fields["Authorization"] = f"Bearer {token}"
         connection.request(method, target, headers=fields)
         answer = connection.getresponse()
-        if answer.getheader("Server") != _SERVER:
-            name = answer.getheader("Server")
-            raise _OtherProgram(f"another server of HTTP{f' ({printable(name[:80])})' if name else ''}")
+        if not is_of_gateway(answer):
+            name = answer.getheader("Server", "")
+            _refuse_other(admin, f"another server of HTTP{f' ({printable(name[:80])})' if name else ''}")
         if answer.status >= 400:
             click.echo(f"egressproxy: {json.loads(answer.read()).get('message', answer.reason)}", err=True)
             if answer.status == 404 and near is not None:
                 click.echo(near(), err=True)
             sys.exit(exits.get(answer.status, 2))
         yield answer
-    except (_OtherProgram, BadStatusLine) as error:
-        who = str(error) if isinstance(error, _OtherProgram) else "a program that does not speak HTTP"
-        if isinstance(error, RemoteDisconnected):
-            who = "a program that closes the connection"
-        click.echo(
-            f"egressproxy: {Authority(host, port)} is not the admin address of a gateway: {who} answers there"
-            f" (--admin or ${ADMIN_VARIABLE} gives the address that the gateway has logged: `admin on http://…`)",
-            err=True,
-        )
-        sys.exit(2)
+    except RemoteDisconnected:
+        _refuse_other(admin, "a program that closes the connection")
+    except BadStatusLine:
+        _refuse_other(admin, "a program that does not speak HTTP")
     except (OSError, HTTPException, ValueError) as error:
         hint = f"is egressproxy running, and not with --admin off? --admin or ${ADMIN_VARIABLE} gives its address"
         if path in ("/explain", "/dns"):
@@ -125,6 +115,20 @@ def _answer(
         sys.exit(2)
     finally:
         connection.close()
+
+
+def is_of_gateway(answer: HTTPResponse) -> bool:
+    """Whether the admin address of a gateway has made this response."""
+    return any(answer.getheader(name) == value for name, value in MARKS.items())
+
+
+def _refuse_other(admin: tuple[str, int], who: str) -> NoReturn:
+    click.echo(
+        f"egressproxy: {Authority(*admin)} is not the admin address of a gateway: {who} answers there"
+        f" (--admin or ${ADMIN_VARIABLE} gives the address that the gateway has logged: `admin on http://…`)",
+        err=True,
+    )
+    sys.exit(2)
 
 
 Q = TypeVar("Q")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -16,6 +16,7 @@ from egressproxy.cli.options import bind_option, config_option, experimental_opt
 from egressproxy.cli.problems import show_findings, show_problems
 from egressproxy.cli.secrets import secret_options
 from egressproxy.model.listening_place import place_text
+from egressproxy.model.secret import SecretBytes
 
 if TYPE_CHECKING:
     from egressproxy.config.compile.interface import Compiled
@@ -103,7 +104,7 @@ def command(
             show_problems(problems, sys.stdout)
             show_findings(unserved, sys.stdout)
             less = f", {len(unserved)} not served as written" if unserved else ""
-            click.echo(f"{_counted(len(problems), 'problem')}{less}: this configuration would be refused as a whole.")
+            click.echo(f"{counted(len(problems), 'problem')}{less}: this configuration would be refused as a whole.")
         sys.exit(1)
     listeners, backends = _listeners(compiled), _published_backends(resources)
     is_good = (allow_unserved or not unserved) and not (strict and warnings)
@@ -121,17 +122,19 @@ def command(
         for name in missing:
             click.echo(f"elsewhere: Secret {name}")
         less = f" {len(unserved)} not served as written," if unserved else ""
-        click.echo(f"{_counted(len(resources), 'object')},{less} {_counted(len(warnings), 'warning')}.")
+        click.echo(f"{counted(len(resources), 'object')},{less} {counted(len(warnings), 'warning')}.")
     sys.exit(0 if is_good else 1)
 
 
 def examine(
-    sources: Sequence[ConfigSource], bind: tuple[str, ...], machine: Machine
+    sources: Sequence[ConfigSource], bind: tuple[str, ...], machine: Machine, state: Path | None = None
 ) -> tuple[ResourceSet, Compiled, list[Problem]]:
-    """The objects of a configuration, what is compiled of them (with `problems`), and what was found besides."""
+    """The objects of a configuration, what is compiled of them (with `problems`), and what was found besides. `state`
+    is the folder of objects written through the API.
+    """
     from egressproxy.config.reading.load import read_all
 
-    resources = read_all(sources)
+    resources = read_all(sources, state)
     return resources, *_examined(resources, bind, machine)
 
 
@@ -151,31 +154,24 @@ def _unreplaced(resources: ResourceSet) -> Iterator[Problem]:
     from egressproxy.config.resources.core import Secret
 
     for resource in resources.objects:
+        written = resource.to_manifest()
         if isinstance(resource, Secret):
-            fields = ("stringData", resource.string_data), ("data", resource.data)
-            paths: Iterable[str] = (
-                f"{field}.{key}" for field, values in fields for key, value in values.items()
-                if _UNREPLACED.encode() in value.reveal()
-            )  # fmt: skip
-        else:
-            paths = _paths_of(resource.to_manifest(), "")
-        for path in paths:
-            remedy = "write your own in its place"
-            message = f"the value still has {_UNREPLACED}"
+            written |= {"stringData": resource.string_data, "data": resource.data}
+        for path in _paths_of(written, ""):
+            message, remedy = f"the value still has {_UNREPLACED}", "write your own in its place"
             yield problem_at(resource, path, message, remedy, severity=Severity.NOTE, code="Unreplaced")
 
 
 def _paths_of(value: object, path: str) -> Iterator[str]:
     """Where in this part of a manifest a text is meant to be replaced."""
-    if isinstance(value, str):
-        if _UNREPLACED in value:
-            yield path
-    elif isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _paths_of(each, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from _paths_of(each, f"{path}[{index}]")
+    elif _UNREPLACED in (value.reveal().decode("latin-1") if isinstance(value, SecretBytes) else str(value)):
+        yield path
 
 
 def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
@@ -229,7 +225,8 @@ def _print_json(is_good: bool, more: Mapping[str, Any], **found: Sequence[Proble
     click.echo(json.dumps({"ok": is_good, **lists, **more}, indent=2))
 
 
-def _counted(number: int, thing: str) -> str:
+def counted(number: int, thing: str) -> str:
+    """The number and the thing, which is in the plural unless it is one."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 

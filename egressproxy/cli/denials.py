@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from time import localtime, strftime
 from typing import Any, Final
@@ -45,20 +46,14 @@ def command(minutes: int, namespace: str, token: Path | None, output: str, admin
     if output == "json":
         click.echo(json.dumps(found, indent=2))
         return
-    print_lines(_lines(found, minutes), sys.stdout)
+    nothing: StyledLine = [(f"nothing was denied in the last {minutes} minutes", "")]
+    print_lines(chain.from_iterable(map(_lines, found["denials"])) if found["denials"] else [nothing], sys.stdout)
 
 
-def _lines(found: dict[str, Any], minutes: int) -> Iterator[StyledLine]:
-    if not found["denials"]:
-        yield [(f"nothing was denied in the last {minutes} minutes", "")]
-    for each in found["denials"]:
-        yield from group_lines(each)
-
-
-def group_lines(group: dict[str, Any]) -> Iterator[StyledLine]:
+def _lines(group: Mapping[str, Any]) -> Iterator[StyledLine]:
     """One group: how often, what, by whom, why, what to do, and the change."""
     yield [
-        (f"{group['count']} x ", "bold"), (f"{group['method']} {group['destination']}", "bold"),
+        (f"{group['count']} x {group['method']} {group['destination']}", "bold"),
         (f" by {caller_of(group)}", ""), (f"  {group['reason']}", "red"),
         (f"  last {clock(group['last'])}, request {group['request_id']}", "dim"),
     ]  # fmt: skip
@@ -75,7 +70,7 @@ def group_lines(group: dict[str, Any]) -> Iterator[StyledLine]:
             yield [(f"    {line}", _DIFF_STYLES.get(line[:1], ""))]
 
 
-def caller_of(values: dict[str, Any]) -> str:
+def caller_of(values: Mapping[str, Any]) -> str:
     """Who a client is, in one word: its service account, its name, or its address."""
     if values.get("service_account", "-") != "-":
         return f"{values['namespace']}/{values['service_account']}"

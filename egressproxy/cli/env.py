@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -140,7 +140,9 @@ def _of_gateway(ctx: click.Context, listener: str) -> Proxy | None:
     from egressproxy.processes.forward_listeners import ForwardListener
 
     there = [
-        ForwardListener(key.partition(" ")[2], address, int(values["port"]), _has_tls(values), "")
+        ForwardListener(
+            key.partition(" ")[2], address, int(values["port"]), any(each.split(".")[0] == "tls" for each in values), ""
+        )
         for key, values in found["model"].items()
         if key.startswith("Listener ")
         and ", for subjects of " not in key
@@ -154,10 +156,6 @@ def _of_gateway(ctx: click.Context, listener: str) -> Proxy | None:
     if chosen is None:
         raise click.UsageError("the gateway at --admin has no forward-proxy listener: --proxy off with --base-url")
     return proxy_of(chosen)
-
-
-def _has_tls(listener: Mapping[str, object]) -> bool:
-    return any(name.partition(".")[0] == "tls" for name in listener)
 
 
 def _print_unset(shell: str) -> None:

@@ -17,37 +17,27 @@ if TYPE_CHECKING:
     from egressproxy.doors.catalog import Catalog
 
 
-class _TypeOrNew(click.Group):
-    """A first word that is no command is a type."""
+class _OrNew(click.Command):
+    """The first word `new` is another command."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["new"]
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] == ["new"]:
+            from egressproxy.cli.new_filter import new
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name != "new":
-            return None
-        from egressproxy.cli.new_filter import new
-
-        return new
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        return super().resolve_command(ctx, args) if args[0] == "new" else (args[0], _one, args)
+            return new.make_context(f"{info_name} new", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
 
 
-_config = config_option("A manifest, or a folder of them, whose FilterTypes are listed, too; may be given again.")
-_output = click.option(
+@click.command("filters", cls=_OrNew)
+@click.argument("name", required=False, metavar="[TYPE | new NAME]")
+@config_option("A manifest, or a folder of them, whose FilterTypes are listed, too; may be given again.")
+@click.option(
     "-o", "--output", type=click.Choice(("text", "wide", "json", "yaml")), default="text", show_default=True,
     help="wide: one line for each type. One TYPE is described as json, or as yaml.",
 )  # fmt: skip
-
-
-@click.group("filters", cls=_TypeOrNew, invoke_without_command=True, subcommand_metavar="[TYPE | new NAME]")
-@_config
-@_output
-@click.pass_context
-def command(ctx: click.Context, config: tuple[Path, ...], output: str) -> None:
+def command(name: str | None, config: tuple[Path, ...], output: str) -> None:
     """List the filter types, or describe one: where it may run, and the JSON Schema of its config. Or write the files
     of a new filter.
 
@@ -62,22 +52,6 @@ def command(ctx: click.Context, config: tuple[Path, ...], output: str) -> None:
       egressproxy filters -o json
       egressproxy filters new max-tokens --body buffer
     """
-    if ctx.invoked_subcommand is None:
-        _show(None, config, output)
-
-
-@click.command("TYPE")
-@click.argument("name", metavar="TYPE")
-@_config
-@_output
-@click.pass_context
-def _one(ctx: click.Context, name: str, config: tuple[Path, ...], output: str) -> None:
-    """Describe one type."""
-    before = ctx.parent.params if ctx.parent is not None else {}
-    _show(name, (*before["config"], *config), output if output != "text" else before["output"])
-
-
-def _show(name: str | None, config: tuple[Path, ...], output: str) -> None:
     from egressproxy.doors.catalog import Catalog
 
     catalog = Catalog()

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
 import os
 import platform
+import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import randbits
-from typing import Final
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from egressproxy import build as builds
-from egressproxy.cli.findings import FAILURE, OK, WARNING, Finding
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.net.listening import BACKLOG, why_unusable
 from egressproxy.net.loop import why_not_uvloop
-from egressproxy.upstream.dns_message import (
-    BadReply,
-    code_name,
-    encode_name,
-    is_reply,
-    is_truncated,
-    may_refuse_edns,
-    read,
-    write_query,
-)
-from egressproxy.upstream.dns_server import Server
-from egressproxy.upstream.system_files import Ipv6Route, parse_resolv_conf
 
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+    from egressproxy.ir.backend import BackendTlsIR
+    from egressproxy.upstream.dns_server import Server
+
+OK: Final = "ok"
+WARNING: Final = "warning"
+FAILURE: Final = "failure"
 #: A name that stands for nothing (RFC 2606), and that resolvers of networks without the internet may refuse.
 ASKED_NAME: Final = "example.com"
 #: How long one DNS server, or the server of --connect, has for its answer, in seconds.
@@ -49,77 +45,94 @@ _SO_ORIGINAL_DST: Final = 80
 CONNTRACK: Final = "nf_conntrack and nftables"
 
 
+class Finding(NamedTuple):
+    """What a probe has seen. `level` is OK, WARNING or FAILURE; `remedy` says what to do, "" where nothing is to be
+    done; `topic` is another than that of the probe.
+    """
+
+    level: str
+    seen: str
+    remedy: str = ""
+    topic: str = ""
+
+
+def judged(seen: str, problem: str, remedy: str, level: str = WARNING) -> Finding:
+    """What is seen, which is good without a problem."""
+    return Finding(level, f"{seen}: {problem}", remedy) if problem else Finding(OK, seen)
+
+
 def build() -> Iterator[Finding]:
     """Which build runs, and on which loop."""
-    python = platform.python_version()
     if platform.system() != "Linux":
-        where = f"{platform.system()}: the gateway runs on Linux"
-        yield Finding(FAILURE, "build", where, "run it in a container or a virtual machine with Linux")
-    name = builds.name()
-    yield Finding(OK, "build", f"{name} build, Python {python}, on {platform.machine()}")
+        remedy = "run it in a container or a virtual machine with Linux"
+        yield Finding(FAILURE, f"{platform.system()}: the gateway runs on Linux", remedy)
+    yield Finding(OK, f"{builds.name()} build, Python {platform.python_version()}, on {platform.machine()}")
     if (why := why_not_uvloop()) is not None:
         seen = f"the event loop is asyncio's, which is slower: uvloop cannot be imported ({type(why).__name__}: {why})"
-        yield Finding(WARNING, "build", seen, "install uvloop for this Python")
+        yield Finding(WARNING, seen, "install uvloop for this Python")
 
 
 def dns(path: Path = Path("/etc/resolv.conf")) -> Iterator[Finding]:
     """Whether the servers of this machine answer, and what is added to names."""
+    from egressproxy.upstream.dns_client import SYSTEM_TRUST
+    from egressproxy.upstream.system_files import parse_resolv_conf
+
+    remedy = "name servers there, or in `dns.servers` of an EgressPolicy"
     try:
         system = parse_resolv_conf(path.read_text("utf-8", "replace"), "udp")
     except OSError as error:
-        yield Finding(FAILURE, "dns", f"{path}: {error.strerror}", "name servers in `dns.servers` of an EgressPolicy")
+        yield Finding(FAILURE, f"{path}: {error.strerror}", remedy)
         return
     if not system.servers:
-        yield Finding(
-            FAILURE, "dns", f"{path} names no server", "name servers there, or in `dns.servers` of an EgressPolicy"
-        )
-    if system.servers:
-        with ThreadPoolExecutor(len(system.servers)) as pool:  # each silent one takes its whole time
-            yield from pool.map(asked, system.servers)
+        yield Finding(FAILURE, f"{path} names no server", remedy)
+    yield from asked([(each, SYSTEM_TRUST) for each in system.servers])
     if system.search:
         seen = f"names with fewer than {system.ndots} dots are tried below {', '.join(system.search)} first"
         many = system.ndots > 1 and len(system.search) > 1
         remedy = f"each such name costs up to {len(system.search)} more queries: `options ndots:1`" if many else ""
-        yield Finding(OK, "dns", seen, remedy)
+        yield Finding(OK, seen, remedy)
 
 
-def asked(server: Server, port: int | None = None) -> Finding:
-    """What a server answers over UDP for ASKED_NAME, with EDNS as the gateway asks."""
+def asked(servers: Iterable[tuple[Server, BackendTlsIR]]) -> Sequence[Finding]:
+    """What these DNS servers answer, asked at once, as the gateway asks."""
+
+    async def ask_all() -> Sequence[Finding]:
+        return await asyncio.gather(*(_asked(*each) for each in servers))
+
+    return asyncio.run(ask_all())
+
+
+async def _asked(server: Server, tls: BackendTlsIR) -> Finding:
+    from egressproxy.upstream.dns_client import DnsClient, DnsFailure
+    from egressproxy.upstream.dns_message import BadReply, code_name, encode_name, may_refuse_edns, read, write_query
+
+    client, began = DnsClient(tls=tls), time.monotonic()
+    where = server.label.removeprefix("udp://")
     question = write_query(encode_name(ASKED_NAME), 1, randbits(16), asks_authentic=False, block=0)
-    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    where = str(Authority(server.host, port or server.port))
-    silent = "see whether it runs, and whether a firewall drops UDP to it; the gateway asks the next server"
-    began = time.monotonic()
+    remedy = "see whether it runs, and whether a firewall drops queries to it; the gateway asks the next server"
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((server.host, port or server.port))
-            sock.settimeout(ANSWER_S)
-            sock.send(question.wire)
-            while not is_reply(wire := sock.recv(65535), question):
-                left_s = ANSWER_S - (time.monotonic() - began)
-                if left_s <= 0:
-                    raise TimeoutError
-                sock.settimeout(left_s)
+        async with asyncio.timeout(ANSWER_S):
+            wire, _ = await client.reply_of(server, question)
+        code = code_name(read(wire, question)[0])
     except TimeoutError:
-        return Finding(FAILURE, "dns", f"{where} has not answered within {ANSWER_S:g} s", silent)
-    except OSError as error:
-        return Finding(FAILURE, "dns", f"{where}: {error.strerror or error}", silent)
-    took = f"{(time.monotonic() - began) * 1000:.0f} ms"
-    if may_refuse_edns(wire) and wire[10:12] == b"\x00\x00":
-        seen = f"{where} refuses EDNS ({code_name(wire[3] & 15)}): each name may cost a second query"
-        return Finding(WARNING, "dns", seen, "use a server that knows RFC 6891")
-    try:
-        code = wire[3] & 15 if is_truncated(wire) else read(wire, question)[0]
+        return Finding(FAILURE, f"{where} has not answered within {ANSWER_S:g} s", remedy, "dns")
+    except DnsFailure as failure:  # which names the server, and the remedy
+        return Finding(FAILURE, str(failure), topic="dns")
     except BadReply as error:
-        return Finding(FAILURE, "dns", f"{where}: its answer is refused: {error}", "use another server")
-    word = code_name(code)
-    if word not in ("NOERROR", "NXDOMAIN"):
-        seen = f"{where} answers {word} for {ASKED_NAME} ({took})"
-        return Finding(
-            WARNING, "dns", seen, "see whether it reaches the servers of the internet; a closed network may not"
-        )
-    edns = "with EDNS" if wire[10:12] != b"\x00\x00" else "without EDNS"
-    return Finding(OK, "dns", f"{where} answers {word} for {ASKED_NAME} in {took}, {edns}")
+        return Finding(FAILURE, f"{where}: {error}", "use another server", "dns")
+    except OSError as error:
+        return Finding(FAILURE, f"{where}: {error.strerror or error}", remedy, "dns")
+    finally:
+        client.close()
+    knows_edns = wire[10:12] != b"\x00\x00"
+    took = f"{(time.monotonic() - began) * 1000:.0f} ms"
+    seen = f"{where} answers {code} for {ASKED_NAME} in {took}, {'with' if knows_edns else 'without'} EDNS"
+    if may_refuse_edns(wire) and not knows_edns:
+        problem, remedy = "each name may cost a second query", "use a server that knows RFC 6891"
+    else:
+        problem = "" if code in ("NOERROR", "NXDOMAIN") else "it cannot be used for names of the internet"
+        remedy = "see whether it reaches the servers of the internet; a closed network may not"
+    return judged(seen, problem, remedy)._replace(topic="dns")
 
 
 def roots() -> Iterator[Finding]:
@@ -129,116 +142,88 @@ def roots() -> Iterator[Finding]:
     for variable in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         named = os.environ.get(variable)
         if named and not os.access(named, os.R_OK):
-            yield Finding(
-                FAILURE, "roots", f"${variable} names {named}, which cannot be read", "correct or unset the variable"
-            )
+            seen = f"${variable} names {named}, which cannot be read"
+            yield Finding(FAILURE, seen, "correct or unset the variable")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_default_certs()
     count = context.cert_store_stats()["x509_ca"]
     places = ssl.get_default_verify_paths()
     where = places.cafile or places.capath or "no file"
     if not count and places.capath is None:
-        yield Finding(
-            FAILURE, "roots", f"OpenSSL finds no root ({where}): no public server can be verified",
-            "install ca-certificates, or name a file of roots in $SSL_CERT_FILE",
-        )  # fmt: skip
+        remedy = "install ca-certificates, or name a file of roots in $SSL_CERT_FILE"
+        yield Finding(FAILURE, f"OpenSSL finds no root ({where}): no public server can be verified", remedy)
         return
-    yield Finding(OK, "roots", f"{count} roots from {where}" if count else f"roots are looked up in {where}")
+    yield Finding(OK, f"{count} roots from {where}" if count else f"roots are looked up in {where}")
     try:
         found = certificates(system_roots())
     except TrustProblem:
         return
-    named_lacks = {}
-    for each in found:
-        lacks = strict_problems(each) if each.not_valid_before_utc.year >= _STRICT_SINCE else []
-        if lacks:
-            named_lacks[each.subject.rfc4514_string()] = ", ".join(lacks)
-    for name, words in named_lacks.items():
-        yield Finding(
-            WARNING, "roots", f"{name}: {words}; the gateway accepts it, strict clients (Python 3.13 on) do not",
-            "have its owner issue it again by RFC 5280",
-        )  # fmt: skip
+    for name, each in {each.subject.rfc4514_string(): each for each in found}.items():
+        if each.not_valid_before_utc.year >= _STRICT_SINCE and (lacks := strict_problems(each)):
+            seen = f"{name}: {', '.join(lacks)}; the gateway accepts it, strict clients (Python 3.13 on) do not"
+            yield Finding(WARNING, seen, "have its owner issue it again by RFC 5280")
 
 
-def strict_problems(certificate: object) -> list[str]:
+def strict_problems(certificate: Certificate) -> list[str]:
     """What a root lacks for X509_V_FLAG_X509_STRICT of OpenSSL, as far as its own extensions show it."""
-    from cryptography import x509
-    from cryptography.x509 import BasicConstraints, ExtensionNotFound, KeyUsage, SubjectKeyIdentifier
+    from cryptography.x509.oid import ExtensionOID
 
-    assert isinstance(certificate, x509.Certificate)
-    lacks = []
     try:
-        extensions = certificate.extensions
-        for kind, name in ((SubjectKeyIdentifier, "subject key identifier"), (KeyUsage, "key usage")):
-            try:
-                extensions.get_extension_for_class(kind)
-            except ExtensionNotFound:
-                lacks.append(f"no {name}")
-        try:
-            if not extensions.get_extension_for_class(BasicConstraints).critical:
-                lacks.append("basic constraints not critical")
-        except ExtensionNotFound:
-            lacks.append("no basic constraints")
+        is_critical = {each.oid: each.critical for each in certificate.extensions}
     except ValueError:
-        lacks.append("extensions that cannot be read")
-    return lacks
+        return ["extensions that cannot be read"]
+    basic = ExtensionOID.BASIC_CONSTRAINTS
+    needed = {
+        ExtensionOID.SUBJECT_KEY_IDENTIFIER: "subject key identifier", ExtensionOID.KEY_USAGE: "key usage",
+        basic: "basic constraints",
+    }  # fmt: skip
+    lacks = [f"no {name}" for oid, name in needed.items() if oid not in is_critical]
+    return lacks if is_critical.get(basic, True) else [*lacks, "basic constraints not critical"]
 
 
 def clock() -> Iterator[Finding]:
     """Whether certificates and tokens can be judged by this clock. Nobody else is asked for the time."""
     now = time.time()
-    newest = max((path.stat().st_mtime for path in Path(__file__).parent.glob("*.py")), default=0.0)
-    shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
-    if now < newest - 86_400:
-        seen = f"it is {shown} here, before this program was installed: certificates are not valid yet"
-        yield Finding(FAILURE, "time", seen, "set the clock")
+    shown = time.strftime("it is %Y-%m-%dT%H:%M:%SZ here", time.gmtime(now))
+    if now < Path(__file__).stat().st_mtime - 86_400:
+        seen = f"{shown}, before this program was installed: certificates are not valid yet"
+        yield Finding(FAILURE, seen, "set the clock")
         return
-    synchronised = _is_synchronised()
-    if synchronised is False:
-        yield Finding(
-            WARNING, "time", f"it is {shown} here, and the kernel follows no time server",
-            "compare it; run chrony or systemd-timesyncd, on the host of a container or virtual machine",
-        )  # fmt: skip
-        return
-    yield Finding(OK, "time", f"it is {shown} here{', by a time server' if synchronised else ''}")
-
-
-def _is_synchronised() -> bool | None:
-    """Whether the kernel's clock follows another; None where it cannot be asked."""
     try:
-        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only asks
+        is_lone = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) == _TIME_ERROR  # modes 0: only asks
     except (OSError, AttributeError):
-        return None
-    return None if state < 0 else state != _TIME_ERROR
+        is_lone = False
+    remedy = "compare it; run chrony or systemd-timesyncd, on the host of a container or virtual machine"
+    yield judged(shown, "the kernel follows no time server" if is_lone else "", remedy)
 
 
 def kernel() -> Iterator[Finding]:
     """What of the kernel the gateway uses, always or for some listeners."""
-    yield Finding(OK, "kernel", f"Linux {platform.release()}")
-    try:
-        os.close(os.memfd_create("egressproxy-doctor", os.MFD_CLOEXEC))
-    except (OSError, AttributeError) as error:
-        yield Finding(FAILURE, "kernel", f"memfd_create is refused: {error}", "allow it in the seccomp profile")
-    if not hasattr(os, "pidfd_open") or not _has_pidfd():
-        yield Finding(
-            WARNING, "kernel", "pidfd_open is refused: `run -- CMD` needs it", "allow it in the seccomp profile"
-        )
+    from egressproxy.upstream.system_files import Ipv6Route
+
+    yield Finding(OK, f"Linux {platform.release()}")
+    calls: tuple[tuple[str, str, Callable[[], int]], ...] = (
+        (FAILURE, "memfd_create", lambda: os.memfd_create("egressproxy-doctor", os.MFD_CLOEXEC)),
+        (WARNING, "pidfd_open, which `run -- CMD` needs,", lambda: os.pidfd_open(os.getpid())),
+    )
+    for level, name, call in calls:
+        try:
+            os.close(call())
+        except (OSError, AttributeError) as error:
+            yield Finding(level, f"{name} is refused: {error}", "allow it in the seccomp profile")
     if why := why_unusable("::1"):
-        yield Finding(OK, "kernel", f"no IPv6: {why}; clients and backends are reached by IPv4 alone")
+        yield Finding(OK, f"no IPv6: {why}; clients and backends are reached by IPv4 alone")
     else:
-        route = "with" if Ipv6Route().exists() else "without"
-        yield Finding(OK, "kernel", f"IPv6, {route} a route to the internet")
+        yield Finding(OK, f"IPv6, {'with' if Ipv6Route().exists() else 'without'} a route to the internet")
     if not tracks_connections():
-        yield Finding(OK, "kernel", f"no connection tracking: transparent listeners need {CONNTRACK}")
+        yield Finding(OK, f"no connection tracking: transparent listeners need {CONNTRACK}")
     try:
         most = int(Path("/proc/sys/net/core/somaxconn").read_text())
     except (OSError, ValueError):
         return
     if most < BACKLOG:
-        yield Finding(
-            WARNING, "kernel", f"{most} connections may wait to be accepted, the gateway asks for {BACKLOG}",
-            f"sysctl net.core.somaxconn={BACKLOG}",
-        )  # fmt: skip
+        seen = f"{most} connections may wait to be accepted, the gateway asks for {BACKLOG}"
+        yield Finding(WARNING, seen, f"sysctl net.core.somaxconn={BACKLOG}")
 
 
 def tracks_connections() -> bool:
@@ -251,40 +236,22 @@ def tracks_connections() -> bool:
     return True
 
 
-def _has_pidfd() -> bool:
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False
-    return True
-
-
 def environment() -> Iterator[Finding]:
     """Variables that lead other programs to a proxy, which the gateway does not follow."""
     seen: dict[str, list[str]] = {}
     for name, value in sorted(os.environ.items()):
         if name.lower() in ("https_proxy", "http_proxy", "all_proxy") and value:
-            seen.setdefault(_without_login(value), []).append(f"${name}")
-    for url, names in seen.items():
-        host = urlsplit(url).hostname or ""
-        if host in ("localhost", "127.0.0.1", "::1"):
-            yield Finding(OK, "environment", f"{', '.join(names)}: {url}, a proxy on this machine")
+            # Without user, password, path and query: each may be a secret.
+            where = re.split("[/?#]", value.partition("://")[2].rpartition("@")[2] or value.rpartition("@")[2])[0]
+            seen.setdefault(where, []).append(f"${name}")
+    for where, names in seen.items():
+        if re.fullmatch(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", where):
+            yield Finding(OK, f"{', '.join(names)}: {where}, a proxy on this machine")
             continue
-        yield Finding(
-            WARNING, "environment", f"{', '.join(names)}: {url}; the gateway does not follow these variables",
-            "if the internet is reached only by that proxy, name it as `parent` in an EgressPolicy: docs/parents.md",
-        )  # fmt: skip
-    if not seen:
-        yield Finding(OK, "environment", "no proxy variables")
-
-
-def _without_login(url: str) -> str:
-    """The URL without user, password, query and path: each may be a secret."""
-    scheme, mark, rest = url.partition("://")
-    where = (rest if mark else scheme).rpartition("@")[2]
-    for end in "/?#":
-        where = where.partition(end)[0]
-    return f"{scheme}://{where}" if mark else where
+        remedy = (
+            "if the internet is reached only by that proxy, name it as `parent` in an EgressPolicy: docs/parents.md"
+        )
+        yield Finding(WARNING, f"{', '.join(names)}: {where}; the gateway does not follow these variables", remedy)
 
 
 def packages() -> Iterator[Finding]:
@@ -292,9 +259,9 @@ def packages() -> Iterator[Finding]:
     extras = (("cel", "cel", "conditions in CEL"), ("vault", "hvac", "credentials from a vault"),
               ("kubernetes", "kubernetes", "--source kubernetes"))  # fmt: skip
     there = [name for name, module, _ in extras if find_spec(module) is not None]
-    missing = [f"{name} ({use})" for name, module, use in extras if find_spec(module) is None]
+    missing = [f"{name} ({use})" for name, _, use in extras if name not in there]
     seen = f"optional: {', '.join(there) or 'none'}" + (f"; not installed: {', '.join(missing)}" if missing else "")
-    yield Finding(OK, "packages", seen, "pip install 'egressproxy[NAME]' where it is needed" if missing else "")
+    yield Finding(OK, seen, "pip install 'egressproxy[NAME]' where it is needed" if missing else "")
 
 
 def target_of(written: str) -> Authority:
@@ -308,19 +275,28 @@ def target_of(written: str) -> Authority:
 def connection(target: Authority) -> Iterator[Finding]:
     """Whether this machine reaches a server, and verifies its certificate by the system's roots."""
     began = time.monotonic()
+    context = ssl.create_default_context()
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as the gateway verifies
     try:
-        with socket.create_connection((target.host, target.port), ANSWER_S) as sock:
-            peer = sock.getpeername()[0]
-            context = ssl.create_default_context()
-            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as the gateway verifies
-            with context.wrap_socket(sock, server_hostname=target.host) as tls:
-                took = (time.monotonic() - began) * 1000
-                yield Finding(OK, "connect", f"{target} ({peer}): {tls.version()}, verified, {took:.0f} ms")
-    except ssl.SSLCertVerificationError as error:
-        remedy = "a corporate proxy may open TLS: add its root to the system's, or correct the clock"
-        yield Finding(FAILURE, "connect", f"{target}: {error.verify_message}", remedy)
-    except socket.gaierror as error:
-        yield Finding(FAILURE, "connect", f"{target}: {error.strerror}", "see the lines of dns")
+        with (
+            socket.create_connection((target.host, target.port), ANSWER_S) as sock,
+            context.wrap_socket(sock, server_hostname=target.host) as tls,
+        ):
+            took = (time.monotonic() - began) * 1000
+            yield Finding(OK, f"{target} ({sock.getpeername()[0]}): {tls.version()}, verified, {took:.0f} ms")
     except OSError as error:
         remedy = "a firewall may drop it: use the parent proxy of the network (docs/parents.md)"
-        yield Finding(FAILURE, "connect", f"{target}: {error.strerror or error}", remedy)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            remedy = "a corporate proxy may open TLS: add its root to the system's, or correct the clock"
+        elif isinstance(error, socket.gaierror):
+            remedy = "see the lines of dns"
+        elif isinstance(error, ConnectionRefusedError):
+            remedy = "see whether a server listens there"
+        yield Finding(FAILURE, f"{target}: {getattr(error, 'verify_message', '') or error.strerror or error}", remedy)
+
+
+#: What looks at each topic.
+PROBES: Final[dict[str, Callable[[], Iterable[Finding]]]] = {
+    "build": build, "dns": dns, "roots": roots, "time": clock, "kernel": kernel, "environment": environment,
+    "packages": packages,
+}  # fmt: skip

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 #: The verbs and their one-line help, so that the list needs no import.
 _VERBS: Final = {
     "run": "Serve traffic, or one command.",
+    "init": "Write a first configuration, by three questions.",
     "check": "Report what is wrong with a configuration.",
     "get": "Show the objects in service, with their status.",
     "explain": "Explain what would happen to a request, and why.",
@@ -29,6 +30,7 @@ _VERBS: Final = {
     "dns": "Show what a name resolves to, and what may be dialled.",
     "diff": "Show what a new configuration would change.",
     "doctor": "Look for what this machine lacks.",
+    "learn": "Write the policy that allows what clients were seen to do.",
     "audit": "Verify or show the records of Audit filters.",
     "cache": "Show or purge the caches of a running gateway.",
     "ca": "Make, show or replace CAs for interception.",
@@ -40,6 +42,7 @@ _VERBS: Final = {
     "reload": "Make a running gateway read its configuration again.",
     "serve-filters": "Serve the filters of a configuration to Envoy.",
     "tapes": "Check recordings of run --record, and exchange them.",
+    "convert": "Write the policies of a Squid or Smokescreen.",
     "schema": "Print the JSON Schema of manifests.",
     "crds": "Print the CustomResourceDefinitions of our kinds.",
     "rbac": "Print the RBAC that a gateway needs in a cluster.",
@@ -51,12 +54,15 @@ _VERBS: Final = {
 #: Verbs that print a result and exit.
 _SHORT_LIVED: Final = frozenset(
     {
+        "init",
         "check",
+        "convert",
         "explain",
         "denials",
         "dns",
         "diff",
         "doctor",
+        "learn",
         "schema",
         "crds",
         "rbac",

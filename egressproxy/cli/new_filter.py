@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
+from string import Template
 from typing import Final
 
 import click
 
-#: Names that the files have already.
-_IMPORTED: Final = frozenset(("Config", "Exchange", "Filter", "Phase", "Rejected"))
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
-_HEADERS: Final = '''\
-"""A filter: tells the server which team a request is of. Made by `egressproxy filters new`."""
+_CODE: Final = '''\
+"""A filter: $ABOUT. Made by `egressproxy filters new`."""
 
 from pydantic import BaseModel, ConfigDict
 
-from egressproxy.filters import Exchange, Filter, FilterContext, Rejected
+from egressproxy.filters import $USED
 
 
 class Config(BaseModel):
@@ -28,139 +28,90 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    team: str = "research"
+    $SETTING
 
 
-class CLASS(Filter):
-    def __init__(self, context: FilterContext) -> None:
-        self.team = context.config.team.encode()  # fields are bytes
+class $CLASS(Filter):
+${FIRST}    def __init__(self, context: FilterContext) -> None:
+        self.config: Config = context.config
 
+'''
+_HEADERS: Final = """\
     def request_headers(self, x: Exchange) -> None:
         if b"x-forbidden" in x.request.fields:
             raise Rejected("X-Forbidden is not allowed", remedy="leave it out")
-        x.request.fields.set(b"x-team", self.team)
-'''
+        x.request.fields.set(b"x-team", self.config.team.encode())  # fields are bytes
+"""
 _HEADERS_TEST: Final = """\
 def test_the_server_is_told_the_team():
     result = harness(team="data").run(exchange("GET", "http://example.com/", {"X-Team": "forged"}))
     assert result.request.fields.get_all(b"x-team") == [b"data"]
-
-
-def test_what_is_forbidden_is_refused():
-    result = harness().run(exchange("GET", "http://example.com/", {"X-Forbidden": "1"}))
-    assert result.status == 403
-    assert result.error.message == "X-Forbidden is not allowed"
 """
-_BUFFER: Final = '''\
-"""A filter: bounds `max_tokens` of requests in JSON. Made by `egressproxy filters new --body buffer`."""
-
-from pydantic import BaseModel, ConfigDict
-
-from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, Phase, json
-
-
-class Config(BaseModel):
-    """`config` in the manifest."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    most: int = 4096
-
-
-class CLASS(Filter):
-    decodes = True  # a body in gzip is decoded before, and encoded again behind this filter
-
-    def __init__(self, context: FilterContext) -> None:
-        self.most = context.config.most
-
+_BUFFER: Final = """\
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         # BUFFER: `request_body` is called once, with the whole body. None: the body passes unread.
-        is_json = (x.request.fields.get(b"content-type") or b"").startswith(b"application/json")
+        is_json = (x.request.fields.get(b"content-type") or b"").lower().startswith(b"application/json")
         return BodyMode.BUFFER if is_json else None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         body = json(x, data)  # refuses what is no JSON (400)
-        if isinstance(body.value, dict) and body.get("max_tokens", default=self.most + 1) > self.most:
-            body["max_tokens"] = self.most
+        asked = body.get("max_tokens")
+        if isinstance(body.value, dict) and not (isinstance(asked, int) and asked <= self.config.most):
+            body["max_tokens"] = self.config.most
         return bytes(body)  # the rest goes on byte for byte
-'''
+"""
 _BUFFER_TEST: Final = """\
-JSON = {"Content-Type": "application/json"}
+def ask(body, **config):
+    x = exchange("POST", "http://example.com/v1", {"Content-Type": "Application/JSON"})
+    return harness(**config).run(x, request_body=body)
 
 
 def test_a_request_gets_no_more_than_the_most():
-    x = exchange("POST", "http://example.com/v1", JSON)
-    result = harness(most=100).run(x, request_body=[b'{"model": "m", ', b'"max_tokens": 9000}'])
-    assert result.request_body == b'{"model": "m", "max_tokens": 100}'
-
-
-def test_what_asks_for_less_goes_on_as_it_came():
-    x = exchange("POST", "http://example.com/v1", JSON)
-    assert harness().run(x, request_body=b'{"max_tokens":  7}').request_body == b'{"max_tokens":  7}'
+    asked = ask([b'{"model": "m", ', b'"max_tokens": 9000}'], most=100)
+    assert asked.request_body == b'{"model": "m", "max_tokens": 100}'
 
 
 def test_what_is_no_json_is_refused():
-    assert harness().run(exchange("POST", "http://example.com/v1", JSON), request_body=b"{").status == 400
-
-
-def test_another_body_passes_unread():
-    assert harness().run(exchange("POST", "http://example.com/"), request_body=b"{").request_body == b"{"
+    assert ask(b"{").status == 400
 """
-_STREAM: Final = '''\
-"""A filter: masks a word in server-sent events. Made by `egressproxy filters new --body stream`."""
-
-from pydantic import BaseModel, ConfigDict
-
-from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, Phase, sse
-
-
-class Config(BaseModel):
-    """`config` in the manifest."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    word: str = "secret"
-
-
-class CLASS(Filter):
-    decodes = True  # a body in gzip is decoded before, and encoded again behind this filter
-
-    def __init__(self, context: FilterContext) -> None:
-        self.word = context.config.word
-
+_STREAM: Final = """\
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         # STREAM: `response_body` is called for each piece, as it comes. None: the body passes unread.
-        is_stream = (x.response.fields.get(b"content-type") or b"").startswith(b"text/event-stream")
+        is_stream = (x.response.fields.get(b"content-type") or b"").lower().startswith(b"text/event-stream")
         return BodyMode.STREAM if is_stream else None
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         events = sse(self, x, data, last)  # those that are complete; the rest waits for the next piece
         for event in events:
-            event.data = event.data.replace(self.word, "****")
+            event.data = event.data.replace(self.config.word, "****")
         return b"".join(map(bytes, events))
-'''
-_STREAM_TEST: Final = """\
-EVENTS = {"Content-Type": "text/event-stream"}
-
-
-def test_a_word_is_masked_wherever_the_pieces_are_cut():
-    pieces = [b"data: a sec", b"ret\\n\\nda", b"ta: none\\n\\n"]
-    result = harness().run(exchange("GET", "http://example.com/"), response=response(200, EVENTS), response_body=pieces)
-    assert result.response_pieces == (b"", b"data: a ****\\n\\n", b"data: none\\n\\n")
-
-
-def test_another_response_passes_unread():
-    result = harness().run(exchange("GET", "http://example.com/"), response_body=b"data: secret\\n\\n")
-    assert result.response_body == b"data: secret\\n\\n"
 """
-#: By --body: the filter, its test, its phase and an example of its config.
+_STREAM_TEST: Final = """\
+def test_a_word_is_masked_wherever_the_pieces_are_cut():
+    x, head = exchange("GET", "http://example.com/"), response(200, {"Content-Type": "text/event-stream"})
+    result = harness().run(x, response=head, response_body=[b"data: a sec", b"ret\\n\\nda", b"ta: none\\n\\n"])
+    assert result.response_pieces == (b"", b"data: a ****\\n\\n", b"data: none\\n\\n")
+"""
+#: Of a filter that reads bodies.
+_DECODES: Final = "    decodes = True  # a body in gzip is decoded before, and encoded again behind this filter\n\n"
+#: By --body: the filter, its test, and what else differs in the files, in the order of _DIFFERING.
 _KINDS: Final = {
-    "none": (_HEADERS, _HEADERS_TEST, "request-headers", "team: research"),
-    "buffer": (_BUFFER, _BUFFER_TEST, "request-body", "most: 4096"),
-    "stream": (_STREAM, _STREAM_TEST, "response-body", "word: secret"),
-}
+    "none": (
+        _HEADERS, _HEADERS_TEST, "", "tells the server which team a request is of", "request-headers", "exchange",
+        "Exchange, Filter, FilterContext, Rejected", 'team: str = "research"', "team: research",
+    ),
+    "buffer": (
+        _BUFFER, _BUFFER_TEST, _DECODES, "bounds `max_tokens` of requests in JSON", "request-body", "exchange",
+        "BodyMode, Exchange, Filter, FilterContext, Phase, json", "most: int = 4096", "most: 4096",
+    ),
+    "stream": (
+        _STREAM, _STREAM_TEST, _DECODES, "masks a word in server-sent events", "response-body", "exchange, response",
+        "BodyMode, Exchange, Filter, FilterContext, Phase, sse", 'word: str = "secret"', "word: secret",
+    ),
+}  # fmt: skip
+_DIFFERING: Final = ("FIRST", "ABOUT", "PHASE", "TOOLS", "USED", "SETTING", "CONFIG")
 _MANIFEST: Final = """\
-# A gateway for this machine, and a policy that runs the filter NAME on every request. If your configuration has a
+# A gateway for this machine, and a policy that runs the filter ${NAME} on every request. If your configuration has a
 # Gateway, take the first object out, and name that Gateway in `targetRefs`.
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -172,29 +123,29 @@ spec:
 ---
 apiVersion: egressproxy.io/v1alpha1
 kind: EgressPolicy
-metadata: {name: NAME, namespace: agents}
+metadata: {name: ${NAME}, namespace: agents}
 spec:
   targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: egress}]
   destinations: {allow: [{hostnames: [example.com]}]}
   extensions:
-  - name: NAME
+  - name: ${NAME}
     type: egressproxy.io/Python:v1
-    phase: PHASE
+    phase: ${PHASE}
     config:
-      path: MODULE.py
-      config: {CONFIG}
+      path: ${MODULE}.py
+      config: {${CONFIG}}
 """
 _TEST: Final = '''\
-"""The filter NAME without a network: built and run as the gateway does it."""
+"""The filter ${NAME} without a network: built and run as the gateway does it."""
 
 from pathlib import Path
 
-from egressproxy.filters.testing import FilterHarness, IMPORTED
+from egressproxy.filters.testing import FilterHarness, $TOOLS
 
 
 def harness(**config) -> FilterHarness:
-    given = {"path": "MODULE.py", "config": config}
-    return FilterHarness(given, phase="PHASE", name="NAME", folder=Path(__file__).parent)
+    given = {"path": "${MODULE}.py", "config": config}
+    return FilterHarness(given, phase="${PHASE}", name="${NAME}", folder=Path(__file__).parent)
 
 
 '''
@@ -231,14 +182,17 @@ def new(name: str, body: str, folder: Path | None) -> None:
     if find_spec(module) is not None:
         raise click.BadParameter(f"Python has a module {module}: give the filter another NAME", param_hint="NAME")
     folder = Path(name) if folder is None else folder
-    files = {folder / file: text for file, text in _files(name, body).items()}
+    code, test, *differing = _KINDS[body]
+    made = "".join(word.capitalize() for word in name.split("-"))
+    replaced = dict(zip(_DIFFERING, differing, strict=True), NAME=name, MODULE=module, CLASS=f"{made}Filter")
+    texts = {f"{module}.py": _CODE + code, f"{name}.yaml": _MANIFEST, f"test_{module}.py": _TEST + test}
+    files = {folder / file: Template(text).substitute(replaced) for file, text in texts.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if taken := [str(path) for path in files if path.exists() or path.is_symlink()]:
+        if taken := [str(path) for path in files if os.path.lexists(path)]:
             raise click.ClickException(f"{', '.join(taken)} is there already: give another NAME, or --dir")
         for path, text in files.items():
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
+            path.write_text(text, "utf-8")
     except OSError as error:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from None
     filter_file, manifest, test = map(str, files)
@@ -252,20 +206,3 @@ def new(name: str, body: str, folder: Path | None) -> None:
         "  curl -x http://127.0.0.1:3128 http://example.com/\n"
         "What a filter may do: docs/filter-api.md"
     )
-
-
-def _files(name: str, body: str) -> dict[str, str]:
-    """The text of each file by its name."""
-    code, test, phase, config = _KINDS[body]
-    module, made = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
-    replaced = {
-        "NAME": name,
-        "MODULE": module,
-        "PHASE": phase,
-        "CONFIG": config,
-        "CLASS": f"{made}Filter" if made in _IMPORTED else made,
-        "IMPORTED": "exchange, response" if body == "stream" else "exchange",
-    }
-    written = {f"{module}.py": code, f"{name}.yaml": _MANIFEST, f"test_{module}.py": _TEST + test}
-    words = re.compile(r"\b(?:" + "|".join(replaced) + r")\b")
-    return {file: words.sub(lambda found: replaced[found[0]], text) for file, text in written.items()}

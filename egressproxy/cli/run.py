@@ -149,8 +149,8 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     help="The port of the open proxy, without --config; 0: the system chooses. For Gateways see their listeners.",
 )  # fmt: skip
 @admin_option(
-    "Health, metrics and the configuration in service. Read-only except for POST /reload, /cache/purge, /holds and"
-    " /kill-switch and, with --api-writes, objects. `off`: none.",
+    "Health, metrics, the admin page (/ui) and the configuration in service. Read-only except for POST /reload,"
+    " /cache/purge, /holds and /kill-switch and, with --api-writes, objects. `off`: none.",
     may_be_off=True,
 )
 @cluster_options
@@ -195,7 +195,24 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 )  # fmt: skip
 @click.option(
     "--api-token-file", "api_token_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="A file with the bearer token that writes need.",
+    help="A file with the bearer token that writes need, and on other addresses than loopback the admin page (/ui).",
+)  # fmt: skip
+@click.option(
+    "--ui-oidc-issuer",
+    default="",
+    metavar="URL",
+    help="The issuer (OpenID Connect) at which people sign in to the admin page. The gateway asks it directly.",
+)
+@click.option(
+    "--ui-oidc-client-id",
+    default="",
+    metavar="ID",
+    help="The public client (code with PKCE) for which its tokens are; its redirect URI is the URL of the page, …/ui.",
+)
+@click.option(
+    "--ui-oidc-allow", multiple=True, metavar="EMAIL|group:NAME",
+    help="Who may come in, with the rights of the token of --api-token-file: a verified email address, or a group of"
+    " the claim `groups`. May be given again.",
 )  # fmt: skip
 @click.option(
     "--guarded", is_flag=True,
@@ -276,18 +293,8 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     elif unused := [name for name in ("listener", *CLIENT_OPTIONS, *TAPE_OPTIONS) if _is_given(ctx, name)]:
         option = next(each.opts[0] for each in ctx.command.params if each.name == unused[0])
         raise click.UsageError(f"{option} is for a command: write the command after --")
-    _check_variables()
     login = login_of(clients["token"], clients["user"], clients["password"])
-    options = options_of(given, sources)
-    if not options.is_configured and _is_given(ctx, "bind"):
-        raise click.UsageError(
-            "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
-            " give --config, or leave --bind out (--port gives another port)"
-        )
-    if options.is_configured and _is_given(ctx, "open_port"):
-        raise click.UsageError(
-            "--port is for the open proxy; with a configuration the ports are in spec.listeners of its Gateways"
-        )
+    options = options_of(ctx, given, sources)
     is_any_port = options.open_port == 0 or (wrapped and not _is_given(ctx, "open_port"))
     if not options.is_configured and is_any_port:
         from egressproxy.net.listening import free_port
@@ -302,14 +309,24 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener, tapes))
 
 
-def options_of(given: dict[str, Any], sources: tuple[SecretSource, ...]) -> RunOptions:
+def options_of(ctx: click.Context, given: dict[str, Any], sources: tuple[SecretSource, ...]) -> RunOptions:
     """What these values of the options ask for together. Raises click.UsageError where they do not fit together."""
+    _check_variables()
     cluster = cluster_of(given)
     options = RunOptions(secrets=sources, cluster=cluster, **given)
     _check_state(options)
     if sources and not options.is_configured:
         raise click.UsageError("Secrets need a configuration: give --config, too")
     _check_writes(options)
+    if not options.is_configured and _is_given(ctx, "bind"):
+        raise click.UsageError(
+            "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
+            " give --config, or leave --bind out (--port gives another port)"
+        )
+    if options.is_configured and _is_given(ctx, "open_port"):
+        raise click.UsageError(
+            "--port is for the open proxy; with a configuration the ports are in spec.listeners of its Gateways"
+        )
     return options
 
 
@@ -333,24 +350,33 @@ def _check_state(options: RunOptions) -> None:
 
 
 def _check_writes(options: RunOptions) -> None:
-    """Raises click.UsageError for options of --api-writes that do not fit together, and for a bad token file."""
+    """Raises click.UsageError for options of writes and logins that do not fit together, and for a bad token file."""
+    login = (options.ui_oidc_issuer, options.ui_oidc_client_id, options.ui_oidc_allow)
+    if any(login):
+        from egressproxy.admin.oidc import GROUP, is_safe
+
+        if not all(login):
+            raise click.UsageError("--ui-oidc-issuer, --ui-oidc-client-id and --ui-oidc-allow belong together")
+        if not is_safe(options.ui_oidc_issuer):
+            raise click.UsageError(f"--ui-oidc-issuer is {options.ui_oidc_issuer!r}: write a URL with https://")
+        for each in options.ui_oidc_allow:
+            if not each.removeprefix(GROUP) or not ("@" in each or each.startswith(GROUP)):
+                raise click.UsageError(f"--ui-oidc-allow is {each!r}: write an email address, or group:NAME")
     if options.api_writes and options.cluster is not None:
         raise click.UsageError(
             "--api-writes is for a gateway without a cluster: with --source kubernetes, write to its API server"
         )
-    if not options.api_writes:
-        if options.api_token_file is not None:
-            raise click.UsageError("--api-token-file is for writes: give --api-writes, too")
-        return
-    if options.state_dir is None:
+    if options.api_writes and options.state_dir is None:
         raise click.UsageError("--api-writes needs a folder for what is written: give --state-dir")
-    if options.admin is None:
+    if options.api_writes and options.admin is None:
         raise click.UsageError("--api-writes needs the admin address: leave --admin off out")
     if options.api_token_file is None:
-        host, _ = options.admin
-        if not ip_address(host).is_loopback:
+        if any(login):
+            return
+        if options.api_writes and options.admin is not None and not ip_address(options.admin[0]).is_loopback:
             raise click.UsageError(
-                f"--api-writes on {host} would let the network write: give --api-token-file, or --admin on loopback"
+                f"--api-writes on {options.admin[0]} would let the network write: give --api-token-file, or --admin on"
+                " loopback"
             )
         return
     from egressproxy.admin.write_access import read_token

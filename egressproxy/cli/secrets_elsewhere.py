@@ -10,10 +10,12 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import Secret
+from egressproxy.config.resources.values import SUBDOMAIN
 from egressproxy.gateway.leaf_certificates.minting import new_ca
 
 if TYPE_CHECKING:
@@ -27,11 +29,14 @@ _OF_OTHER_NAMES: Final = "HostnameNotCovered"
 
 
 def missing_secrets(resources: ResourceSet) -> list[str]:
-    """The Secrets (`namespace/name`) that references have looked for in vain."""
+    """The Secrets (`namespace/name`) that references have looked for in vain, and that can be elsewhere."""
     return sorted(
         f"{namespace}/{name}"
         for group, kind, namespace, name in resources.wanted
-        if not group and kind == Secret.KIND and (group, kind, namespace, name) not in resources.by_key
+        if not group
+        and kind == Secret.KIND
+        and (group, kind, namespace, name) not in resources.by_key
+        and SUBDOMAIN.fullmatch(name)
     )
 
 
@@ -43,17 +48,15 @@ def with_stand_ins(resources: ResourceSet, missing: Iterable[str], findings: Ite
             keys[name].add(key)
     chain, private = new_ca("stand-in", time.time(), 365)
     pem = {"tls.crt": chain, "tls.key": private.reveal().decode(), "ca.crt": chain}
-    login = dict.fromkeys(("token", "username", "password"), "stand-in")
-    made = [
-        Secret.model_validate(
-            {
-                "apiVersion": "v1", "kind": "Secret",
-                "metadata": dict(zip(("namespace", "name"), name.split("/"), strict=True)),
-                "stringData": {**dict.fromkeys(filter(None, keys[name]), "stand-in"), **login, **pem},
-            }
+    made = []
+    for name in missing:
+        # Usable as a key, and each another: what a filter finds wrong with it could hide what is wrong with the next.
+        texts = dict.fromkeys(
+            ("token", "username", "password", *filter(None, keys[name])), sha256(name.encode()).hexdigest()
         )
-        for name in missing
-    ]  # fmt: skip
+        metadata = dict(zip(("namespace", "name"), name.split("/"), strict=True))
+        value = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {**texts, **pem}}
+        made.append(Secret.model_validate(value))
     return ResourceSet(
         (*resources.objects, *made), resources.warnings, resources.problems, resources.broken, resources.read,
         resources.left_out,
@@ -63,16 +66,16 @@ def with_stand_ins(resources: ResourceSet, missing: Iterable[str], findings: Ite
 def without_stand_ins(before: Sequence[Problem], after: Iterable[Problem], missing: Iterable[str]) -> list[Problem]:
     """The findings of `after` (with stand-ins) that are not of a stand-in. `before`: those without stand-ins."""
     names = {*missing}
-    places = [
-        (each.object, each.field_path)
-        for each in before
-        if names.intersection(name for name, _ in _NAMED.findall(each.message))
-    ]
+
+    def is_named(found: Problem) -> bool:
+        return any(name in names for name, _ in _NAMED.findall(found.message))
+
+    places = [(each.object, each.field_path) for each in before if is_named(each)]
 
     def is_of_stand_in(found: Problem) -> bool:
         if found in before:
             return False
-        if names.intersection(name for name, _ in _NAMED.findall(found.message)):
+        if is_named(found):
             return True
         if found.code == _OF_OTHER_NAMES and any(f" {name} " in f"{found.message} " for name in names):
             return True

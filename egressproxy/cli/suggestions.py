@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from egressproxy.cli.asking import is_of_gateway
 from egressproxy.cli.options import asked_admin
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Suggest = Callable[[click.Context, click.Parameter, str], "list[CompletionItem[s
 
 
 def ask_briefly(ctx: click.Context, path: str, accept: str = "application/json") -> Any:
-    """The JSON body of one response of the gateway at --admin; None without one."""
+    """The JSON body of one response of the gateway at --admin; None without one, and from another program."""
     from http.client import HTTPConnection, HTTPException
 
     try:
@@ -33,7 +34,8 @@ def ask_briefly(ctx: click.Context, path: str, accept: str = "application/json")
         try:
             connection.request("GET", path, headers={"X-Egressproxy": "cli", "Accept": accept})
             answer = connection.getresponse()
-            return json.loads(answer.read()) if answer.status == 200 else None
+            is_ours = answer.status == 200 and is_of_gateway(answer)
+            return json.loads(answer.read()) if is_ours else None
         finally:
             connection.close()
     except (click.UsageError, OSError, HTTPException, ValueError):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic, sleep
@@ -40,92 +41,64 @@ class Traffic:
     def __init__(self, denials: frozenset[str]) -> None:
         self._denials = denials
         self._lock = Lock()
-        self._events: deque[tuple[float, Mapping[str, Any]]] = deque(maxlen=MAX_EVENTS)
-        self._lost: deque[tuple[float, int]] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[tuple[float, str, Mapping[str, Any]]] = deque(maxlen=MAX_EVENTS)
         self._denied: deque[Mapping[str, Any]] = deque(maxlen=MAX_DENIALS)
         self._began = monotonic()
 
     def add(self, event: str, data: Mapping[str, Any], now: float) -> None:
         """Take one event of the stream."""
         with self._lock:
-            if event == "lost":
-                self._lost.append((now, data["lost"]))
-                return
-            self._events.append((now, data))
-            if data["reason"] in self._denials:
+            self._events.append((now, event, data))
+            if data.get("reason") in self._denials:
                 self._denied.appendleft(data)
 
     def figures(self, now: float) -> dict[str, Any]:
         """Rates in a second, percentiles in milliseconds, the busiest by name, and the latest denials."""
         with self._lock:
-            events = [data for at, data in self._events if now - at <= WINDOW_S]
-            lost = sum(number for at, number in self._lost if now - at <= WINDOW_S)
+            latest = [(event, data) for at, event, data in self._events if now - at <= WINDOW_S]
             denied = list(self._denied)
+        events = [data for event, data in latest if event == "exchange"]
+        lost = sum(data["lost"] for event, data in latest if event == "lost")
         span = max(min(WINDOW_S, now - self._began), 0.1)
-        times = sorted(each["duration_ms"] for each in events)
-        is_denied = [each["reason"] in self._denials for each in events]
-        failed = sum(each["reason"] != "-" for each in events) - sum(is_denied)
+        total = self._rates(events, span)
+        failed = sum(each["reason"] != "-" and each["reason"] not in self._denials for each in events)
         return {
-            "requests": round((len(events) + lost) / span, 1), "denials": round(sum(is_denied) / span, 1),
-            "failures": round(failed / span, 1), "lost": round(lost / span, 1),
-            "p50_ms": _share(times, 0.5), "p95_ms": _share(times, 0.95),
-            "destinations": self._busiest(events, span, lambda each: each["authority"]),
-            "callers": self._busiest(events, span, lambda each: caller_of({**each, "client": _host(each["client"])})),
-            "backends": self._busiest(events, span, lambda each: each["backend"]),
-            "denied": denied,
+            **total, "requests": round((len(events) + lost) / span, 1), "failures": round(failed / span, 1),
+            "lost": round(lost / span, 1), "p50_ms": _share(events, 0.5), "denied": denied,
+            **{
+                what: self._busiest(events, span, name)
+                for what, name in (
+                    ("destinations", lambda each: each["authority"]), ("callers", _caller),
+                    ("backends", lambda each: each["backend"]),
+                )
+            },
         }  # fmt: skip
 
     def _busiest(
-        self, events: Iterable[Mapping[str, Any]], span: float, name: Callable[[Mapping[str, Any]], str]
+        self, events: Sequence[Mapping[str, Any]], span: float, name: Callable[[Mapping[str, Any]], str]
     ) -> list[dict[str, Any]]:
-        counts: Counter[str] = Counter()
-        denied: Counter[str] = Counter()
-        times: defaultdict[str, list[float]] = defaultdict(list)
+        found: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
         for each in events:
-            key = name(each)
-            counts[key] += 1
-            denied[key] += each["reason"] in self._denials
-            times[key].append(each["duration_ms"])
-        return [
-            {"name": key, "requests": round(count / span, 1), "denials": round(denied[key] / span, 1),
-             "p95_ms": _share(sorted(times[key]), 0.95)}
-            for key, count in counts.most_common(MAX_DENIALS)
-        ]  # fmt: skip
+            found[name(each)].append(each)
+        busiest = sorted(found, key=lambda key: -len(found[key]))[:MAX_DENIALS]
+        return [{"name": key, **self._rates(found[key], span)} for key in busiest]
+
+    def _rates(self, events: Sequence[Mapping[str, Any]], span: float) -> dict[str, Any]:
+        denied = sum(each["reason"] in self._denials for each in events)
+        return {
+            "requests": round(len(events) / span, 1), "denials": round(denied / span, 1),
+            "p95_ms": _share(events, 0.95),
+        }  # fmt: skip
 
 
-def _share(times: list[float], share: float) -> float | None:
+def _share(events: Sequence[Mapping[str, Any]], share: float) -> float | None:
+    times = sorted(each["duration_ms"] for each in events)
     return times[min(int(len(times) * share), len(times) - 1)] if times else None
 
 
-def _host(client: str) -> str:
-    return client.rpartition(":")[0] or client
-
-
-class _AskedGateway:
-    """What is asked of the process at this admin address."""
-
-    def __init__(self, admin: tuple[str, int], token: str) -> None:
-        self.admin = admin
-        self._token = token
-
-    def ask(self, path: str) -> dict[str, Any]:
-        return ask(self.admin, path, token=self._token)
-
-    def read(self, traffic: Traffic) -> None:
-        """Read /live until it ends. A refusal is printed where it raises SystemExit, which ends this thread."""
-        event = ""
-        pairs = [("limit", str(LIMIT))]
-        for line in lines(self.admin, "/live", pairs, accept="text/event-stream", token=self._token):
-            if line.startswith(b"event: "):
-                event = line[7:].strip().decode()
-            elif line.startswith(b"data: "):
-                traffic.add(event, json.loads(line[6:]), monotonic())
-
-    def minute(self) -> dict[str, Any] | None:
-        """The latest whole minute, or the one that goes on."""
-        minutes = self.ask("/history")["minutes"]
-        found: dict[str, Any] | None = minutes[-2] if len(minutes) > 1 else minutes[-1] if minutes else None
-        return found
+def _caller(event: Mapping[str, Any]) -> str:
+    client = event["client"]
+    return caller_of({**event, "client": client.rpartition(":")[0] or client})
 
 
 @click.command("top")
@@ -151,54 +124,69 @@ def command(once: bool, interval: float, token: Path | None, output: str, admin:
     from egressproxy.gateway.exchange.error_responses import DENIALS
 
     traffic = Traffic(frozenset(reason.value for reason in DENIALS))
-    gateway = _AskedGateway(admin, token_of(token))
-    summary = gateway.ask("/summary")
-    reading = Thread(target=gateway.read, args=(traffic,), daemon=True)
+    asked = partial(ask, admin, token=token_of(token))
+    known = _rest(asked)
+    reading = Thread(target=_read, args=(traffic, admin, token_of(token)), daemon=True)
     reading.start()
     if once or output == "json" or not sys.stdout.isatty():
-        _wait(reading, interval)
-        found = {**traffic.figures(monotonic()), "minute": gateway.minute(), "summary": summary}
-        if output == "json":
-            click.echo(json.dumps(found, indent=2))
-        else:
-            print_lines(_lines(found, admin, PLAIN_ROWS), sys.stdout)
-        return
-    with suppress(KeyboardInterrupt):
-        _watch(traffic, reading, gateway, interval)
+        reading.join(interval)
+        if reading.is_alive():
+            found = {**traffic.figures(monotonic()), **known}
+            if output == "json":
+                click.echo(json.dumps(found, indent=2))
+            else:
+                print_lines(_lines(found, admin, PLAIN_ROWS), sys.stdout)
+            return
+    else:
+        with suppress(KeyboardInterrupt):
+            _watch(traffic, reading, admin, interval, known, lambda: _rest(asked))
+        if reading.is_alive():
+            return
+    click.echo("egressproxy: the gateway has ended the stream /live", err=True)
+    sys.exit(2)
 
 
-def _wait(reading: Thread, seconds: float) -> None:
-    """Exits with 2 if the stream ends meanwhile."""
-    reading.join(seconds)
-    if not reading.is_alive():
-        click.echo("egressproxy: the gateway has ended the stream /live", err=True)
-        sys.exit(2)
+def _rest(asked: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """The summary, and the latest whole minute, or the one that goes on."""
+    minutes = asked("/history")["minutes"]
+    return {"summary": asked("/summary"), "minute": minutes[-2:][0] if minutes else None}
 
 
-def _watch(traffic: Traffic, reading: Thread, gateway: _AskedGateway, interval: float) -> None:
+def _read(traffic: Traffic, admin: tuple[str, int], token: str) -> None:
+    """Read /live until it ends. A refusal is printed where it raises SystemExit, which ends this thread."""
+    event = ""
+    for line in lines(admin, "/live", [("limit", str(LIMIT))], accept="text/event-stream", token=token):
+        if line.startswith(b"event: "):
+            event = line[7:].strip().decode()
+        elif line.startswith(b"data: "):
+            traffic.add(event, json.loads(line[6:]), monotonic())
+
+
+def _watch(
+    traffic: Traffic, reading: Thread, admin: tuple[str, int], interval: float, known: dict[str, Any],
+    rest: Callable[[], dict[str, Any]],
+) -> None:  # fmt: skip
+    """Show it until the stream ends; `rest` gives what is `known` beside it anew."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
     console = Console(highlight=False)
-    asked = float("-inf")
-    # What is printed while the screen is another is not seen afterwards.
-    with suppress(SystemExit), Live(console=console, screen=True, auto_refresh=False) as live:
+    asked = monotonic()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
         while reading.is_alive():
             now = monotonic()
             if now - asked >= ASK_S:
-                asked, minute, summary = now, gateway.minute(), gateway.ask("/summary")
-            found = {**traffic.figures(now), "minute": minute, "summary": summary}
+                with suppress(SystemExit):  # what is printed on this screen is not seen afterwards
+                    asked, known = now, rest()
             rows = max((console.size.height - 10) // 4, 2)
             shown = [
                 Text.assemble(*((printable(text), style) for text, style in line), no_wrap=True, overflow="ellipsis")
-                for line in _lines(found, gateway.admin, rows)
+                for line in _lines({**traffic.figures(now), **known}, admin, rows)
             ]
             live.update(Group(*shown[: console.size.height - 1]), refresh=True)
             sleep(interval)
-    _wait(reading, 1.0)
-    click.echo(f"egressproxy: the admin address {Authority(*gateway.admin)} does not answer any more", err=True)
-    sys.exit(2)
+    reading.join(1.0)
 
 
 def _lines(found: Mapping[str, Any], admin: tuple[str, int], rows: int) -> Iterator[StyledLine]:
@@ -211,11 +199,11 @@ def _lines(found: Mapping[str, Any], admin: tuple[str, int], rows: int) -> Itera
         ("  the latest one is rejected" if summary["is_rejected"] else "", "bold red"),
         (f"  workers {summary['workers']}  connections {summary['open_connections']}", ""),
     ]  # fmt: skip
-    latency = f"  p50 {_number(found['p50_ms'])} ms  p95 {_number(found['p95_ms'])} ms"
     yield [
         (f"{found['requests']} requests/s", "bold"),
         (f"  {found['denials']} denials/s", "red" if found["denials"] else ""),
-        (f"  {found['failures']} failures/s", "yellow" if found["failures"] else ""), (latency, ""),
+        (f"  {found['failures']} failures/s", "yellow" if found["failures"] else ""),
+        (f"  p50 {_number(found['p50_ms'])} ms  p95 {_number(found['p95_ms'])} ms", ""),
         (f"  {minute['tokens']} tokens/min  {minute['cost']:g} cost/min" if minute and minute["tokens"] else "", ""),
         (f"  of {found['lost']} requests/s only the number is known" if found["lost"] else "", "dim"),
     ]  # fmt: skip
@@ -232,15 +220,10 @@ def _lines(found: Mapping[str, Any], admin: tuple[str, int], rows: int) -> Itera
     yield [("LATEST DENIALS", "bold")]
     for each in found["denied"][:rows]:
         yield [
-            (f"{_clock(each['time'])} ", "dim"), (f"{each['method']} {each['authority']}", ""),
-            (f" by {caller_of({**each, 'client': _host(each['client'])})}", ""), (f"  {each['reason']}", "red"),
+            (f"{clock(datetime.fromisoformat(each['time']).timestamp())} ", "dim"),
+            (f"{each['method']} {each['authority']} by {_caller(each)}", ""), (f"  {each['reason']}", "red"),
             (f"  {each['request_id']}", "dim"),
         ]  # fmt: skip
-
-
-def _clock(time: str) -> str:
-    """The time of day here, of a time of the access log."""
-    return clock(datetime.fromisoformat(time).timestamp())
 
 
 def _number(value: float | None) -> str:

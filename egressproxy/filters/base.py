@@ -56,6 +56,8 @@ ORIGINAL_BODY: Final[FilterNote[bytes]] = FilterNote("original body")
 #: The trailers of a body as received, for filters that see trailers.
 REQUEST_TRAILERS: Final[StateSlot[bytes]] = StateSlot("request trailers")
 RESPONSE_TRAILERS: Final[StateSlot[bytes]] = StateSlot("response trailers")
+#: The unfinished events that `sse` keeps, by the id of the filter: a stream may be read by several.
+UNFINISHED_EVENTS: Final[StateSlot[dict[int, Any]]] = StateSlot("unfinished events")
 #: Set for a response whose body is streamed through a filter that `sends_more`.
 MORE: Final[FilterNote[Callable[[object], None]]] = FilterNote("more of the response")
 
@@ -232,7 +234,8 @@ class Filter:
         """The bytes of this exchange's body of REQUEST_BODY or RESPONSE_BODY that a streaming filter has buffered.
         Override it if these may be many: they count as held for the client, and bodies wait above its limit.
         """
-        return 0
+        unfinished = exchange.state.get(UNFINISHED_EVENTS)
+        return unfinished[id(self)].held if unfinished is not None and id(self) in unfinished else 0
 
     def request_headers(self, exchange: Exchange, /) -> HeaderResult:
         """Before a backend is chosen; may change `x.request`, and narrow the choice by `x.exclude_backend` and

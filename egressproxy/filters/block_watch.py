@@ -60,7 +60,7 @@ class BlockWatch:
 
 
 class _Steps(Coroutine[Any, Any, Any]):
-    """A coroutine whose steps are timed."""
+    """A coroutine whose steps are timed, but for those that are cancelled."""
 
     __slots__ = ("_coroutine", "_method", "_watch")
 
@@ -78,12 +78,7 @@ class _Steps(Coroutine[Any, Any, Any]):
                 self._watch.blocked(self._method)
 
     def throw(self, *raised: Any) -> Any:
-        began = monotonic()
-        try:
-            return self._coroutine.throw(*raised)
-        finally:
-            if monotonic() - began > BLOCKED_S:
-                self._watch.blocked(self._method)
+        return self._coroutine.throw(*raised)
 
     def close(self) -> None:
         self._coroutine.close()

@@ -77,7 +77,7 @@ class ChosenSteps:
             [
                 step.filter
                 for step, bound in zip(self.steps, self.bounds, strict=True)
-                if bound == UNBOUND and type(step.filter).held_bytes is not Filter.held_bytes
+                if bound == UNBOUND and (step.is_of_users or type(step.filter).held_bytes is not Filter.held_bytes)
             ]
         )
         self.wants_original = phase is Phase.REQUEST_BODY and any(step.filter.needs_original for step in self.steps[1:])
@@ -355,7 +355,7 @@ def checked_result(step: FilterStep, data: bytes, result: object, *, may_answer:
     if not isinstance(result, bytes):
         if isinstance(result, LocalResponse) and may_answer:
             raise FilterAnswered(checked_answer(step, result), step)
-        raise wrong_result(step, result)
+        raise wrong_result(step.method, result)
     if len(result) > MAX_RESULT:
         raise ResultTooLarge
     return data if step.only_reads else result

@@ -24,7 +24,7 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import BodyMode, Phase
 from egressproxy.filters.body import UNBOUND, BodyChain, ChosenSteps
 from egressproxy.filters.content_coding import CODINGS, coding_of, head_of, is_readable, note_change, undecodable
-from egressproxy.filters.filter_step import FilterStep, FilterSteps, settle
+from egressproxy.filters.filter_step import FilterStep, FilterSteps, settle, wrong_result
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import BodyLength, RequestHead, ResponseHead
@@ -116,7 +116,7 @@ class BodyPlan:
                 elif mode is _STREAM:
                     key = key * 3 + 1
                 else:
-                    raise _no_mode(mode)
+                    raise wrong_result("body_mode_for", mode)
             except BaseException as error:  # without an await here, only the filter can raise
                 key *= 3
                 step.stats.runs += 1
@@ -231,14 +231,8 @@ def _mode_for(step: FilterStep, exchange: Exchange, phase: Phase) -> BodyMode | 
         mode = step.mode_for(exchange, phase)  # type: ignore[misc]  # the caller has looked
         if mode is None or isinstance(mode, BodyMode):
             return mode
-        raise _no_mode(mode)
+        raise wrong_result("body_mode_for", mode)
     except BaseException as error:  # without an await here, only the filter can raise
         step.stats.runs += 1
         settle(step, error, may_fail_open=step.fail_open)
         return None
-
-
-def _no_mode(mode: object) -> TypeError:
-    from egressproxy.filters.author_errors import wrong_mode
-
-    return wrong_mode(mode)

@@ -246,7 +246,7 @@ def run(steps: FilterSteps, exchange: Exchange) -> Outcome | None:
             return checked_answer(step, result)
         if isinstance(result, Awaitable):
             return start(step, _go_on(step, result, exchange), result)
-        raise wrong_result(step, result)
+        raise wrong_result(step.method, result)
     except BaseException as error:  # without an await here, only the filter can raise
         settle(step, error, may_fail_open=step.fail_open)
         return run(step.rest, exchange)
@@ -280,7 +280,7 @@ async def _go_on(step: FilterStep, awaitable: Awaitable[object], exchange: Excha
         if isinstance(result, LocalResponse):
             return checked_answer(step, result)
         if result is not None:
-            raise wrong_result(step, result)
+            raise wrong_result(step.method, result)
     except Exception as error:
         settle(step, error, may_fail_open=step.fail_open)
     return await run_to_end(step.rest, exchange)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from egressproxy.filters.base import Filter, Phase, overrides
@@ -17,6 +17,9 @@ from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.exchange import StateSlot
 from egressproxy.telemetry.event_aggregator import EventAggregator, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter
+
+if TYPE_CHECKING:
+    from egressproxy.filters.block_watch import BlockWatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +36,7 @@ class ConfiguredFilter:
     notices: EventAggregator | None = None
     meter: FilterMeter | None = None
     budget: ErrorBudget | None = None
-    watch: MethodWatch | None = None
+    watch: BlockWatch | None = None
     steps: WeakSet[MeasuredStep] = field(default_factory=WeakSet)
 
     def phases(self) -> frozenset[Phase]:
@@ -72,13 +75,6 @@ class MisplacedFilter(ValueError):
     def __init__(self, spec: ExtensionIR, why: str) -> None:
         super().__init__(f"{spec.source}: filter {spec.name} ({spec.type}): {why}")
         self.spec = spec
-
-
-class MethodWatch(Protocol):
-    """The interface of `block_watch.BlockWatch`, for filters of users."""
-
-    def watched(self, method: Callable[..., object]) -> Callable[..., object]:
-        """The method, timed."""
 
 
 class BackendWatches(Protocol):

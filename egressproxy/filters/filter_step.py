@@ -17,7 +17,7 @@ from egressproxy.filters.base import Filter, Phase, sees_trailers
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.error_budget import OutOfService
-from egressproxy.filters.filter_trace import is_traced, show_failure, shows_failures, traced
+from egressproxy.filters.filter_trace import is_traced, traced
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.fields import VALUE, Fields
@@ -35,13 +35,14 @@ class FilterStep:
     """
 
     __slots__ = (
-        "__weakref__", "budget", "call", "decodes", "fail_open", "filter", "mark", "method", "mode_for", "only_reads",
-        "own", "own_mark", "rest", "spec", "stats",
+        "__weakref__", "budget", "call", "decodes", "fail_open", "filter", "is_of_users", "mark", "method", "mode_for",
+        "only_reads", "own", "own_mark", "rest", "spec", "stats",
     )  # fmt: skip
 
     def __init__(self, placed: ConfiguredFilter, phase: Phase, rest: FilterSteps = (), method_name: str = "") -> None:
         self.method = method_name or phase.method
         method: Callable[..., object] = getattr(placed.filter, self.method)
+        self.is_of_users = placed.watch is not None
         if placed.watch is not None:
             method = placed.watch.watched(method)
         self.own = self.call = traced(placed.spec.name, phase.value, method) if is_traced() else method
@@ -106,10 +107,10 @@ def checked_answer(step: FilterStep, response: LocalResponse) -> LocalResponse:
         Fields.of(response.fields)  # checks them
         if VALUE.fullmatch(response.phrase) is None:
             raise ValueError("the phrase of a response is one line without control characters")
-    except TypeError as error:
+    except TypeError:
         from egressproxy.filters.author_errors import wrong_response
 
-        raise (wrong_response(response) or error) from None
+        raise wrong_response() from None
     kept = tuple(line for line in response.fields if line[0].lower() not in _FRAMING)
     step.stats.answered += 1
     body = b"" if response.status in (204, 304) else response.body  # RFC 9110 section 6.4.1: they have none
@@ -171,22 +172,17 @@ def _kind(error: BaseException) -> str:
 
 
 def failed(filter_: Filter, method: str, name: str, error: BaseException) -> tuple[str, str]:
-    """How this method of the filter `name` has failed, and the same with its place: see `author_errors.how_failed`."""
-    from egressproxy.filters.author_errors import how_failed  # most gateways do without
+    """See `author_errors.how_failed`, which most gateways do not import."""
+    from egressproxy.filters.author_errors import how_failed
 
-    what, detail = how_failed(filter_, method, name, error, _kind(error))
-    if shows_failures():
-        from egressproxy.filters.author_errors import own_traceback
-
-        show_failure(detail, error, own_traceback(filter_, method, error))
-    return what, detail
+    return how_failed(filter_, method, name, error, _kind(error))
 
 
-def wrong_result(step: FilterStep, result: object) -> TypeError:
-    """The error of a method that returned this."""
+def wrong_result(method: str, result: object) -> TypeError:
+    """See `author_errors.wrong_result`."""
     from egressproxy.filters import author_errors
 
-    return author_errors.wrong_result(step.method, result)
+    return author_errors.wrong_result(method, result)
 
 
 async def wait(step: FilterStep, awaitable: Awaitable[R], exchange: Exchange) -> R:
@@ -294,5 +290,5 @@ async def _go_on(
 def _given(step: FilterStep, fields: Fields, result: object) -> bytes:
     """The block of the fields. Raises TypeError for an invalid result. A filter out of service returns the fields."""
     if result is not None and result is not fields:
-        raise wrong_result(step, result)
+        raise wrong_result(step.method, result)
     return fields.block

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter
 from traceback import format_exception
-from types import TracebackType
 from typing import Any, Final, Protocol
 
 from egressproxy.errors import GatewayError
@@ -80,13 +79,11 @@ def shows_failures() -> bool:
     return _shows_all or _shows.get() is not None
 
 
-def show_failure(what: str, error: BaseException, traceback: TracebackType | None) -> None:
-    """Log a failure with its text, and from this frame on with its traceback."""
-    log.error("%s", what, exc_info=(type(error), error, traceback) if traceback is not None else None)
+def show_failure(what: str, error: BaseException | None) -> None:
+    """Log a failure with its text and its traceback; without an error, what was done wrong alone."""
+    log.error("%s", what, exc_info=error)
     if (shown := _shows.get()) is not None:
-        shown.append(
-            "".join(format_exception(type(error), error, traceback)).rstrip() if traceback is not None else what
-        )
+        shown.append(what if error is None else "".join(format_exception(error)).rstrip())
 
 
 def is_traced() -> bool:

@@ -18,7 +18,6 @@ from egressproxy.filters.shared_counters import KEY_BYTES
 from egressproxy.ir.gateway import ConfigIR, chains, extensions
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.exchange import Exchange, StateSlot
-from egressproxy.model.near_names import did_you_mean
 from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 
@@ -183,9 +182,7 @@ class FilterInstances:
             raise FilterBuildError(f"{where}: unknown type {spec.type}; {why}")
         if spec.phase not in {phase.value for phase in kind.phases}:
             allowed = ", ".join(phase.value for phase in Phase if phase in kind.phases)
-            near = did_you_mean(spec.phase.replace("_", "-"), allowed.split(", "), "", cutoff=0.75)
-            hint = f" ({near})" if near else ""
-            raise FilterBuildError(f"{where}: {spec.type} cannot run in phase {spec.phase}{hint}; it can in {allowed}")
+            raise FilterBuildError(f"{where}: {spec.type} cannot run in phase {spec.phase}; it can in {allowed}")
         config: object = spec.settings
         if config is None:
             from egressproxy.filters.validation import validated

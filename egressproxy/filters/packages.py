@@ -108,12 +108,10 @@ def _reporting(kind: FilterType) -> Callable[[FilterContext], Filter]:
     def built(context: FilterContext) -> Filter:
         try:
             return kind.build(context)
-        except Rejected as refusal:  # its message is meant for users
-            why = f"{refusal.message}{f' ({refusal.remedy})' if refusal.remedy else ''}"
         except (Exception, SystemExit) as error:
-            from egressproxy.filters.author_errors import built_wrongly
+            from egressproxy.filters.author_errors import not_built
 
-            why = built_wrongly(error, _place(error), "the filter's `__init__`", "the filter was built")
+            why = not_built(error, "" if isinstance(error, Rejected) else _place(error), "the filter")
         raise UnusableReference(why) if kind.secret_refs(context.config) else ValueError(why)
 
     return built

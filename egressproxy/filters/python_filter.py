@@ -15,12 +15,13 @@ import traceback
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from egressproxy.filters.author_errors import built_wrongly, class_problems, line_of
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, Rejected, UnusableReference, overrides
+from egressproxy.filters.author_errors import not_built, problems
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference, overrides
 from egressproxy.filters.filter_trace import log
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef
 from egressproxy.model import state_folder
@@ -50,27 +51,24 @@ def load_filter(context: FilterContext) -> Filter:
     path = _locate(context)
     module = _import(path, context.name)
     cls = _filter_class(module, path)
-    _expect_sound(cls, path)
     inner = replace(context, config=_read_config(module, config, path))
     if cls.runs_in is None:
         _expect_method(cls, context.phase, path, f"is placed in phase {context.phase.value}")
     failure = UnusableReference if config.secrets else ValueError
     try:
         made = cls(inner) if "__init__" in _own_names(cls) else cls()  # type: ignore[call-arg]
-    except Rejected as refusal:  # its message is meant to be shown
-        remedy = f" ({refusal.remedy})" if refusal.remedy else ""
-        raise failure(f"{path}:{_line_in(refusal, path)}: {refusal.message}{remedy}") from None
     except (Exception, SystemExit) as error:
-        where, name = f"{path}:{_line_in(error, path)}: ", cls.__name__
-        raise failure(built_wrongly(error, where, f"`__init__` of {name}", f"{name} was built")) from None
-    _expect_sound(cls, path, made)
+        line = _line_in(error, path)
+        where = _at(path, "__init__") if line == "?" else f"{path}:{line}"
+        raise failure(not_built(error, f"{where}: ", cls.__name__)) from None
+    for at, problem in problems(made):
+        raise ValueError(f"{f'{path}:{at}' if at else _at(path, problem.partition(' ')[0])}: {problem}")
     try:
         made.runs_in = frozenset((context.phase,) if made.runs_in is None else map(Phase, made.runs_in))
     except (TypeError, ValueError):
-        names = ", ".join(phase.name for phase in Phase)
         raise ValueError(
             f"{_at(path, 'runs_in')}: runs_in of class {cls.__name__} is not a set of phases: write"
-            f" frozenset((Phase.…,)) with phases of {names}"
+            f" frozenset((Phase.…,)) with phases of {', '.join(phase.name for phase in Phase)}"
         ) from None
     for phase in Phase:
         if phase in made.runs_in:
@@ -78,17 +76,11 @@ def load_filter(context: FilterContext) -> Filter:
     return made
 
 
-def _expect_sound(cls: type[Filter], path: Path, made: Filter | None = None) -> None:
-    """Raise ValueError for a class whose methods cannot be called as filters are, or whose attributes are unusable."""
-    for line, problem in class_problems(cls, made):
-        where = f"{path}:{line}" if line is not None else _at(path, problem.partition(" ")[0])
-        raise ValueError(f"{where}: {problem}")
-
-
 def _at(path: Path, name: str) -> str:
     """`FILE:LINE` of the class, function or attribute of this name."""
-    line = line_of(path, rf"\s*(?:(?:async\s+)?def\s+|class\s+)?{re.escape(name)}\b")
-    return f"{path}:{line}" if line is not None else str(path)
+    said = re.compile(rf"\s*(?:(?:async\s+)?def\s+|class\s+)?{re.escape(name)}\b")
+    lines = path.read_text("utf-8", "replace").splitlines()
+    return next((f"{path}:{number}" for number, line in enumerate(lines, 1) if said.match(line)), str(path))
 
 
 def _expect_method(cls: type[Filter], phase: Phase, path: Path, why: str) -> None:
@@ -169,21 +161,11 @@ def _import(path: Path, filter_name: str) -> ModuleType:
     return module
 
 
-def _print(
-    _filter_name: str,
-    /,
-    *values: object,
-    sep: str | None = None,
-    end: str | None = None,
-    file: Any = None,
-    flush: bool = False,
-) -> None:
+def _print(_filter_name: str, /, *values: object, file: Any = None, **how: Any) -> None:
     """`print` in the file of a filter."""
-    if file is not None:
-        print(*values, sep=sep, end=end, file=file, flush=flush)
-        return
-    text = (" " if sep is None else sep).join(map(str, values)) + (end or "")
-    for line in text.splitlines() or ("",):
+    text = StringIO()
+    print(*values, file=text if file is None else file, **how)
+    for line in text.getvalue().splitlines():
         log.warning("filter %s: %s", _filter_name, line)
 
 
@@ -205,11 +187,6 @@ def _filter_class(module: ModuleType, path: Path) -> type[Filter]:
         for name, value in vars(module).items():
             if isinstance(value, type) and value.__module__ == module.__name__ and methods & vars(value).keys():
                 raise ValueError(f"{_at(path, name)}: class {name} is no filter: write `class {name}(Filter):`")
-        for name in methods & vars(module).keys():
-            raise ValueError(
-                f"{_at(path, name)}: `{name}` is a function: make it a method of a `class MyFilter(Filter):`, with"
-                " `self` before its other parameters"
-            )
     if len(found) != 1:
         names = ", ".join(sorted(cls.__name__ for cls in found)) or "none"
         raise ValueError(f"{path}: one subclass of egressproxy.filters.Filter is expected (found: {names}); "
@@ -228,7 +205,7 @@ def _read_config(module: ModuleType, config: PythonConfig, path: Path) -> object
                 f" {', '.join(raw)}, or plainConfig: true beside the config"
             )
         return FilterConfig()
-    from pydantic import BaseModel, PydanticUserError, ValidationError
+    from pydantic import BaseModel, ValidationError
 
     from egressproxy.filters.validation import faults
 
@@ -241,11 +218,8 @@ def _read_config(module: ModuleType, config: PythonConfig, path: Path) -> object
         return model.model_validate(raw)
     except ValidationError as error:
         raise ValueError(f"{path}: {faults(error, model)}") from None
-    except PydanticUserError as error:  # about the model: it has no values
-        raise ValueError(f"{_at(path, 'Config')}: {error.message}") from None
     except Exception as error:  # of a validator
-        where = f"{path}:{_line_in(error, path)}: "
-        raise ValueError(built_wrongly(error, where, "a validator of Config", "Config was checked")) from None
+        raise ValueError(not_built(error, f"{path}:{_line_in(error, path)}: ", "Config")) from None
 
 
 def _own_names(cls: type[Filter]) -> set[str]:

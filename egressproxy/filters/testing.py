@@ -223,11 +223,10 @@ class FilterHarness:
         instances.hold_code()
         with failures_shown():
             instances.place(spec)
-        instances.release_code()
-        unknown = {label.rstrip("/") for label in given} - instances.secrets(spec).keys()
-        if unknown:
-            raise ValueError(f"the config of filter {name} does not refer to the Secret {', '.join(sorted(unknown))}")
-        with failures_shown():
+            instances.release_code()
+            if unknown := {label.rstrip("/") for label in given} - instances.secrets(spec).keys():
+                names = ", ".join(sorted(unknown))
+                raise ValueError(f"the config of filter {name} does not refer to the Secret {names}")
             self._chain: Chain = compile_chain([spec], instances.place)
 
     def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
@@ -358,13 +357,9 @@ async def _run_phases(
 
 def _check_types(exchange: Exchange, name: str) -> None:
     """Raise GatewayFault for text where the gateway writes bytes: no head could be sent."""
-    request = exchange.request
-    for what, value in (
-        ("x.request.path", request.path), ("x.request.method", request.method),
-        ("x.upstream_host", exchange.upstream_host),
-    ):  # fmt: skip
-        if not isinstance(value, bytes):
-            detail = f"filter {name} set {what} to {type(value).__name__}: write bytes"
+    for what in ("path", "method"):
+        if not isinstance(value := getattr(exchange.request, what), bytes):
+            detail = f"filter {name} set x.request.{what} to {type(value).__name__}: write bytes"
             raise GatewayFault(Reason.FILTER_FAILED, f"filter {name} failed", status=502, detail=detail)
 
 

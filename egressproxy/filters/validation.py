@@ -10,13 +10,17 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from egressproxy.ir.policy import FieldFault, spelling
 
+#: A file of filters that changes brings models of its own each time.
+MAX_ADAPTERS: Final = 8
+
 _SCHEMAS: Final[dict[type[Any], dict[str, Any]]] = {}
+_ADAPTERS: Final[dict[type[Any], TypeAdapter[Any]]] = {}
 
 
 def validated(model: type[Any], text: str) -> Any:
     """Reads a config from JSON; returns an instance of the model or dataclass. Raises ValueError with every fault."""
     try:
-        return TypeAdapter(model).validate_json(text)
+        return _adapter(model).validate_json(text)
     except ValidationError as error:
         raise ValueError(faults(error, model)) from None
 
@@ -24,8 +28,17 @@ def validated(model: type[Any], text: str) -> Any:
 def schema(model: type[Any]) -> dict[str, Any]:
     """The JSON Schema of a config, the same object each time. Made once: it takes milliseconds."""
     if model not in _SCHEMAS:
-        _SCHEMAS[model] = TypeAdapter(model).json_schema(by_alias=True)
+        _SCHEMAS[model] = _adapter(model).json_schema(by_alias=True)
     return _SCHEMAS[model]
+
+
+def _adapter(model: type[Any]) -> TypeAdapter[Any]:
+    """The adapter of a model. The latest ones are kept: to make one takes milliseconds."""
+    if model not in _ADAPTERS:
+        if len(_ADAPTERS) >= MAX_ADAPTERS:
+            _ADAPTERS.clear()
+        _ADAPTERS[model] = TypeAdapter(model)
+    return _ADAPTERS[model]
 
 
 def faults(error: ValidationError, model: type[Any]) -> str:

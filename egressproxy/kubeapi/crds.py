@@ -346,8 +346,37 @@ _ANCESTORS: Final = {
 }
 
 
+_COUNT: Final = {"type": "integer", "format": "int64"}
+_TRIAL: Final[dict[str, Any]] = {
+    "type": "object",
+    "description": "What would come out otherwise if the policy were in force in place of another one.",
+    "properties": {
+        "replaces": {**_TEXT, "description": "The policy in force."},
+        "since": {**_TEXT, "format": "date-time", "description": "The begin of the trial."},
+        "decisions": {**_COUNT, "description": "Decisions that were made again."},
+        "wouldDeny": {**_COUNT, "description": "How many of them would be denied."},
+        "wouldAllow": {**_COUNT, "description": "How many of them would be allowed."},
+        "lastFlip": {**_TEXT, "format": "date-time", "description": "When the last of these came."},
+        "lastRequest": {**_TEXT, "description": "The last of these."},
+        "days": {
+            "type": "array",
+            "description": "The same by day (UTC).",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "date": {**_TEXT, "description": "The day."},
+                    "decisions": {**_COUNT, "description": "Decisions that were made again."},
+                    "wouldDeny": {**_COUNT, "description": "How many of them would be denied."},
+                    "wouldAllow": {**_COUNT, "description": "How many of them would be allowed."},
+                },
+            },
+        },
+    },
+}
+
+
 def _status(kind: ServedKind) -> dict[str, Any]:
-    ancestors = {"ancestors": _ANCESTORS} if kind.kind == "EgressPolicy" else {}
+    ancestors = {"ancestors": _ANCESTORS, "trial": _TRIAL} if kind.kind == "EgressPolicy" else {}
     return {
         "type": "object",
         "description": "What became of the object: written by the gateway.",

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from egressproxy.admin.introspection import MARK
 from egressproxy.admin.status import ApiError, bad_request, json_response
-from egressproxy.admin.write_access import WriteAccess
+from egressproxy.admin.write_access import MARK, WriteAccess
 from egressproxy.kubeapi.service import ApiService
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused
 from egressproxy.kubeapi.write.write_queue import WriteQueue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -18,6 +18,14 @@ def read_parameters(pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> d
             raise ValueError(f"parameter {name} is there twice")
         found[name] = value
     return found
+
+
+def read_number(found: Mapping[str, str], name: str, default: int, most: int) -> int:
+    """The number from 1 to `most` by this name. Raises ValueError, a sentence."""
+    text = found.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) <= most):
+        raise ValueError(f"{name} has to be a number from 1 to {most}")
+    return int(text)
 
 
 _OF_PURGE: Final = ("route", "path", "identity", "all")
@@ -108,12 +116,10 @@ class HoldPage:
     def of(cls, pairs: Iterable[tuple[str, str]]) -> HoldPage:
         """The parameters of a request: `limit`, and `continue` as the page before gives it. Raises ValueError."""
         found = read_parameters(pairs, ("limit", "continue"))
-        limit = found.get("limit", str(cls().limit))
-        if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 0 < int(limit) <= MAX_PAGE):
-            raise ValueError(f"limit has to be a number from 1 to {MAX_PAGE}")
+        limit = read_number(found, "limit", cls().limit, MAX_PAGE)
         at, _, key = found.get("continue", "0-").partition("-")
         try:
-            return cls(int(limit), (float(at), key))
+            return cls(limit, (float(at), key))
         except ValueError:
             raise ValueError("continue has to be what the answer before has said") from None
 

@@ -79,13 +79,31 @@ def cgroup_limit(root: Path = Path("/")) -> int:
     """Bytes that the cgroup of this process and those above it allow; 0: no limit. `root` is where `proc` and `sys`
     are. Sources: cgroups(7); cgroup-v2.rst (memory.max), cgroup-v1/memory.rst (memory.limit_in_bytes) of the kernel.
     """
-    found = [limit for path in _limit_files(root) if (limit := _read_limit(path))]
+    files = _limit_files(root, "memory", "memory.max", "memory.limit_in_bytes")
+    found = [limit for path in files if (limit := _read_limit(path))]
     total = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
     least = min(found, default=0)
     return least if least < total else 0  # version 1 says "no limit" by a number beyond all memory
 
 
-def _limit_files(root: Path) -> Iterator[Path]:
+def cpu_quota(root: Path = Path("/")) -> float:
+    """How many processors the cgroup of this process and those above it allow; 0: no quota. Sources: cgroup-v2.rst
+    (cpu.max) and sched-bwc.rst (version 1) of the kernel.
+    """
+    found = []
+    for path in _limit_files(root, "cpu", "cpu.max", "cpu.cfs_quota_us"):
+        try:
+            words = path.read_text().split()
+            if len(words) == 1:  # version 1 has the period in another file
+                words += path.with_name("cpu.cfs_period_us").read_text().split()
+            found.append(int(words[0]) / int(words[1]))
+        except (OSError, ValueError, IndexError, ZeroDivisionError):  # there is none here; or "max"
+            continue
+    return min((each for each in found if each > 0), default=0.0)
+
+
+def _limit_files(root: Path, controller: str, name_v2: str, name_v1: str) -> Iterator[Path]:
+    """Where versions 2 and 1 of cgroups may have a limit of this controller."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -93,9 +111,9 @@ def _limit_files(root: Path) -> Iterator[Path]:
     for line in lines:
         _, controllers, own = line.split(":", 2)
         if not controllers:
-            mount, name = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            mount, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            mount, name = root / "sys/fs/cgroup", name_v2
+        elif controller in controllers.split(","):
+            mount, name = root / "sys/fs/cgroup" / controller, name_v1
         else:
             continue
         place = mount / own.strip("/")

@@ -35,35 +35,31 @@ class ConfigurationLog:
 
     def in_service(self, number: int, by: str, objects: int, specs: tuple[bytes, bytes]) -> None:
         """This configuration came into service. `specs`: those before and now, compressed; b"" before the first."""
-        entry = self._add(number, "in service", by, objects, ())
         before, after = specs
-        if before == after:
-            entry["diff"] = ""
-        elif before and len(before) + len(after) <= MAX_COMPARED and len(self._comparing) < MAX_WAITING:
-            task = asyncio.get_running_loop().create_task(self._compare(entry, specs))
+        entry = {
+            "time": time(), "number": number, "result": "in service", "by": by, "objects": objects, "problems": [],
+            "diff": "" if before == after else None,
+        }  # fmt: skip
+        self._kept.append(entry)
+        is_small = len(before) + len(after) <= MAX_COMPARED and len(self._comparing) < MAX_WAITING
+        if before and before != after and is_small:
+            task = asyncio.create_task(self._compare(entry, specs))
             self._comparing.add(task)
             task.add_done_callback(self._comparing.discard)
 
     def rejected(self, number: int, by: str, problems: Sequence[object]) -> None:
         """A configuration was rejected; that with this number stays in service."""
-        self._add(number, "rejected", by, None, problems)
+        shown = [str(each)[:MAX_PROBLEM] for each in problems[:MAX_PROBLEMS]]
+        if len(problems) > MAX_PROBLEMS:
+            shown.append(f"… and {len(problems) - MAX_PROBLEMS} more")
+        self._kept.append({
+            "time": time(), "number": number, "result": "rejected", "by": by, "objects": None, "problems": shown,
+            "diff": None,
+        })  # fmt: skip
 
     def told(self) -> list[dict[str, Any]]:
         """The configurations, the newest first."""
         return list(reversed(self._kept))
-
-    def _add(
-        self, number: int, result: str, by: str, objects: int | None, problems: Sequence[object]
-    ) -> dict[str, Any]:
-        shown = [str(each)[:MAX_PROBLEM] for each in problems[:MAX_PROBLEMS]]
-        if len(problems) > MAX_PROBLEMS:
-            shown.append(f"… and {len(problems) - MAX_PROBLEMS} more")
-        entry = {
-            "time": time(), "number": number, "result": result, "by": by, "objects": objects, "problems": shown,
-            "diff": None,
-        }  # fmt: skip
-        self._kept.append(entry)
-        return entry
 
     async def _compare(self, entry: dict[str, Any], specs: tuple[bytes, bytes]) -> None:
         try:

@@ -102,10 +102,9 @@ _METHODS: Final = {
 class Batches(Protocol):
     """Where lines go, many at a time (`telemetry.log_writer`)."""
 
-    @property
-    def dropped(self) -> int: ...
-    @property
-    def written(self) -> int: ...
+    dropped: int
+    written: int
+
     def put(self, chunk: bytes, lines: int) -> None:
         """Take these bytes, which are so many lines. Never blocks."""
 
@@ -134,7 +133,7 @@ class AccessLog:
 
     __slots__ = (
         "_denials", "_denials_second", "_lines", "_logged", "_millisecond", "_moment", "_shared_parts", "_size",
-        "_stamps", "_timer", "_writer", "exporter", "suppressed",
+        "_stamps", "_timer", "_writer", "exporter", "suppressed", "tap",
     )  # fmt: skip
 
     def __init__(
@@ -153,6 +152,7 @@ class AccessLog:
         else:
             self._writer = target
         self.exporter: LineExporter | None = None
+        self.tap: Callable[[bytes, int], None] | None = None  # is given what is written, with the number of lines
         self._lines: list[str] = []
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -175,7 +175,7 @@ class AccessLog:
 
     def record(self, exchange: Exchange) -> None:
         """Log a finished exchange. Never blocks."""
-        if self._writer is None and self.exporter is None:
+        if self._writer is None and self.exporter is None and self.tap is None:
             return
         state = exchange.state
         is_plain = exchange.reason is _OK and not exchange.would_deny and not exchange.detail
@@ -187,7 +187,7 @@ class AccessLog:
             line = self._explained(exchange)
         if self.exporter is not None:
             self.exporter.put_line(line, state.get(TRACE))
-            if self._writer is None:
+            if self._writer is None and self.tap is None:
                 return
         lines = self._lines
         if not lines:
@@ -201,15 +201,14 @@ class AccessLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._lines and self._writer is not None:
-            self._writer.put("".join(self._lines).encode("utf-8", "backslashreplace"), len(self._lines))
+        if self._lines:
+            chunk = "".join(self._lines).encode("utf-8", "backslashreplace")
+            if self._writer is not None:
+                self._writer.put(chunk, len(self._lines))
+            if self.tap is not None:
+                self.tap(chunk, len(self._lines))
             self._lines.clear()
             self._size = 0
-
-    def divert(self, change: Callable[[Batches | None], Batches | None]) -> None:
-        """Let `change` replace the writer; None writes nothing."""
-        self.flush()
-        self._writer = change(self._writer)
 
     def reopen(self) -> None:
         """Open the path again when all lines so far are written (rotation by rename). Other targets stay open."""

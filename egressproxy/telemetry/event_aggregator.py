@@ -290,7 +290,8 @@ def _refusal(
     gateway, route = labels[0], labels[1]
     where = InvolvedObject.of("Gateway", gateway)
     rule = InvolvedObject.read(error.rule)
-    remedy = error.remedy if error.is_quotable else ""
+    is_own = not isinstance(error, Refusal) and error.has_own_remedy
+    remedy = error.remedy if error.is_quotable and not is_own else ""
     remedy = remedy or REMEDIES.get(error.reason, "")
     if not message:
         message = f"{rule or 'a filter'} refused a request ({error.reason.value})"

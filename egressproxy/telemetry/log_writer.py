@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
-from stat import S_ISCHR
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -136,22 +135,6 @@ class LogWriter:
                 error,
                 name,
             )
-
-
-def is_terminal(target: str | int | None) -> bool:
-    """Whether people read what is written there."""
-    if target is None or isinstance(target, int):
-        return os.isatty(1 if target is None else target)
-    try:
-        if target == "off" or not S_ISCHR(os.stat(target).st_mode):
-            return False
-        descriptor = os.open(target, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return os.isatty(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _renderer(descriptor: int, log_format: str) -> Callable[[bytes], bytes] | None:

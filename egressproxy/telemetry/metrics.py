@@ -102,6 +102,7 @@ class Metrics:
         self.dns_lookups: Counter[str] = Counter()
         self.dns_queries = DnsQueries()
         self.reloads: Counter[str] = Counter()
+        self.trial_decisions: Counter[tuple[str, str]] = Counter()  # by the policy that would be replaced, and result
         self.connections_rejected: Counter[str] = Counter()  # by the value of a Reason
         self.http2_connections_broken: Counter[str] = Counter()  # by the code of GOAWAY (RFC 9113 section 7)
         self.forwarded_identities: Counter[str] = Counter()  # by result of the verification
@@ -395,6 +396,9 @@ class Metrics:
              ("reason", "priority"), self.shed),
             ("egress_config_reloads", "Configurations read, that of the start included, by result.",
              ("result",), self.reloads),
+            ("egress_policy_trial_decisions",
+             "Recent decisions that were made again with policies on trial, by the policy that these would replace.",
+             ("policy", "result"), self.trial_decisions),
         ))  # fmt: skip
         yield from starmap(_gauge, (
             ("egress_config_generation", "Configurations put into service, from 1.",

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from egressproxy.errors import Reason
 from egressproxy.model.addresses import allow_remedy
-from egressproxy.model.authority import AuthorityError, parse_authority
+from egressproxy.model.authority import parse_authority
 from egressproxy.telemetry.diagnostics import escaped
 from egressproxy.telemetry.event_aggregator import REMEDIES
 
@@ -29,7 +29,7 @@ _GREEN, _YELLOW, _RED, _DIM, _BOLD = "32", "33", "31", "2", "1"
 _TO_DO: Final[Mapping[Reason, str]] = {
     Reason.DESTINATION_DENIED: "remove or narrow the entry of destinations.deny",
     Reason.NO_POLICY: "attach an EgressPolicy with destinations.allow, or a route",
-    Reason.ADDRESS_DENIED: "if it is to be reached, allow its name and range in addresses.allow of an EgressPolicy",
+    Reason.ADDRESS_DENIED: "leave it closed, or name the range and the hosts in addresses.allow of the policy",
     Reason.REVERSE_DNS_DENIED: "correct the PTR records, or set dns.reverseCheck: Report",
     Reason.CREDENTIALS_REQUIRED: "give the client its token or password: https_proxy=http://any:TOKEN@gateway:port",
     Reason.CREDENTIALS_REFUSED: "give the client a fresh token or the right password",
@@ -44,7 +44,6 @@ _TO_DO: Final[Mapping[Reason, str]] = {
     Reason.AUTHORIZATION_REQUIRED: "have the user open the URL in the message of the response",
     Reason.EXT_AUTH_DENIED: "ask the authorization server of the route",
     Reason.NEW_NAMES: "raise dns.newNames.limit where the client needs so many names",
-    Reason.CLIENT_GONE: "",
     Reason.NO_ROUTE: "attach a route whose hostnames and matches fit: `egressproxy explain` says what was compared",
     Reason.BACKEND_INVALID: "see the status of the object, or `egressproxy check`",
     Reason.FILTER_UNUSABLE: "see the status of the object, or `egressproxy check`",
@@ -76,37 +75,44 @@ class TextLines:
 
     def render(self, chunk: bytes) -> bytes:
         """The lines of text for these lines of JSON."""
-        lines = (self.line(json.loads(line)) for line in chunk.splitlines())
+        lines = map(self._line_of, chunk.decode("utf-8", "backslashreplace").split("\n")[:-1])
         return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+
+    def _line_of(self, line: str) -> str:
+        try:
+            return self.line(json.loads(line))
+        except (AttributeError, KeyError, TypeError, ValueError):  # a filter's field stands in the place of one of ours
+            return escaped(line)
 
     def line(self, values: Mapping[str, Any]) -> str:
         """The text of one exchange."""
-        status, reason = int(values["status"]), str(values["reason"])
+        status, reason = int(values["status"]), values["reason"]
         path = values["path"] if values["path"] != "-" else ""
         parts = [
             self._styled(_DIM, str(values["time"])[11:]),
             self._styled(_status_style(status, reason), f"{status:3}"),
-            f"{escaped(values['method']):7}",
-            f"{_cut(escaped(str(values['authority']) + path), MAX_WHERE)} ",
+            self._styled("", f"{values['method']:7}"),
+            self._styled("", _cut(values["authority"] + path, MAX_WHERE)) + " ",
         ]
         if reason == "-":
             parts.append(self._styled(_DIM, f"{values['duration_ms']:.0f} ms"))
         else:
-            parts.append(self._why(reason, values))
+            more = [_cut(str(values.get("detail", "")), MAX_DETAIL), _remedy(reason, values)]
+            why = "; ".join(filter(None, more))
+            parts.append(self._styled(_BOLD, reason) + self._styled("", f": {why}" if why else ""))
         if would_deny := values.get("would_deny"):
             parts.append(self._styled(_YELLOW, f" mode Enforce would deny: {', '.join(would_deny)}"))
         if about := _about(values):
             parts.append(self._styled(_DIM, f" {about}"))
         return " ".join(parts)
 
-    def _why(self, reason: str, values: Mapping[str, Any]) -> str:
-        more = [escaped(_cut(str(values["detail"]), MAX_DETAIL))] if values.get("detail") else []
-        if to_do := _remedy(reason, values):
-            more.append(to_do)
-        return self._styled(_BOLD, reason) + (f": {'; '.join(more)}" if more else "")
-
     def _styled(self, style: str, text: str) -> str:
-        return f"\x1b[{style}m{text}\x1b[0m" if self._is_coloured else text
+        return f"\x1b[{style}m{escaped(text)}\x1b[0m" if self._is_coloured and style else escaped(text)
+
+
+def remedy_of(reason: Reason) -> str:
+    """What to do about a reason in general; "" where nothing is known, or nothing is to be done."""
+    return _TO_DO.get(reason, REMEDIES.get(reason, ""))
 
 
 def _remedy(reason: str, values: Mapping[str, Any]) -> str:
@@ -115,12 +121,12 @@ def _remedy(reason: str, values: Mapping[str, Any]) -> str:
     if known is Reason.DESTINATION_NOT_ALLOWED:
         try:
             remedy = allow_remedy(parse_authority(str(values["authority"]).encode(), 0))
-        except (AuthorityError, ValueError):
+        except ValueError:
             return ""
         rule = values.get("rule", "-")
         field = "destinations.allow"
-        return remedy if rule == "-" else remedy.replace(f"to {field}", f"to {field} of {escaped(rule)}", 1)
-    return _TO_DO.get(known, REMEDIES.get(known, ""))
+        return remedy if rule == "-" else remedy.replace(f"to {field}", f"to {field} of {rule}", 1)
+    return remedy_of(known)
 
 
 def _about(values: Mapping[str, Any]) -> str:
@@ -128,7 +134,7 @@ def _about(values: Mapping[str, Any]) -> str:
     who = "/".join(each for each in (values["namespace"], values["service_account"]) if each != "-")
     who = who or str(values.get("identity", ""))
     backend = f"→ {values['backend']}" if values["backend"] != "-" else ""
-    return escaped(" ".join(filter(None, (who, backend))))
+    return " ".join(filter(None, (who, backend)))
 
 
 def _status_style(status: int, reason: str) -> str:

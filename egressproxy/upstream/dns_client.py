@@ -181,21 +181,21 @@ class DnsClient:
         identifier = 0 if server.transport == "https" else randbits(16)  # RFC 8484 section 4.1: for caches
         block = _PAD if is_encrypted else 0
         question = write_query(name, kind, identifier, asks_authentic=asks_authentic, block=block, with_edns=with_edns)
-        wire, age_s = await self._reply_of(server, question)
+        wire, age_s = await self.reply_of(server, question)
         if was_silent and not with_edns:
             self._without_edns[server] = now() + WITHOUT_EDNS_S
         if with_edns and not is_encrypted and may_refuse_edns(wire):
             plain = write_query(name, kind, randbits(16), asks_authentic=asks_authentic, block=0, with_edns=False)
             with suppress(OSError, DnsFailure):  # the first answer counts
                 async with asyncio.timeout(PLAIN_S):
-                    wire, age_s = await self._reply_of(server, plain)
+                    wire, age_s = await self.reply_of(server, plain)
         try:
             code, answer = read(wire, question)
         except BadReply as error:
             raise DnsFailure(Reason.DNS_ERROR, f"{server}: the answer is refused: {error}") from None
         return code, replace(answer, ttl_s=max(0.0, answer.ttl_s - age_s)) if age_s else answer
 
-    async def _reply_of(self, server: Server, question: DnsQuestion) -> tuple[bytes, int]:
+    async def reply_of(self, server: Server, question: DnsQuestion) -> tuple[bytes, int]:
         """The whole reply of this server, and its age in seconds. Raises DnsFailure, OSError."""
         if server.transport == "udp":
             wire = await _over_udp(server, question)

@@ -56,4 +56,4 @@ def admin_server(
     async def api(server: AdminServer) -> KubernetesApi:
         return KubernetesApi(state, server, access)
 
-    return AdminServer(state, host, port, surface, api)
+    return AdminServer(state, host, port, surface, api, access)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from egressproxy.admin import history
-from egressproxy.admin.history import History, Totals, quantile
+from egressproxy.admin.history import History, minute, quantile, totals
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
 from egressproxy.telemetry.series import BUCKETS_S, Series
 
@@ -26,12 +26,12 @@ def counts(times: int) -> Counts:
 
 
 def test_a_minute_is_the_difference_of_what_was_counted_by_all_processes():
-    before, after = Totals.of(60.0, [counts(1), counts(2)]), Totals.of(120.0, [counts(3), counts(2)])
-    assert after.since(before) == {
+    before, after = (60.0, totals([counts(1), counts(2)])), (120.0, totals([counts(3), counts(2)]))
+    assert minute(before, after) == {
         "time": 60.0, "requests": 4, "denials": 2, "failures": 2, "p50_ms": 15.0, "p95_ms": 24.0, "tokens": 20,
         "cost": 0.2,
     }  # fmt: skip
-    assert after.since(after)["p50_ms"] is None
+    assert minute(after, after)["p50_ms"] is None
 
 
 @pytest.mark.parametrize(

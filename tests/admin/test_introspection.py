@@ -288,3 +288,30 @@ async def test_who_may_not_write_changes_nothing(admin: AdminServer, state: Stat
 @pytest.mark.parametrize("path", ["/holds", "/model", "/decisions"])
 async def test_json_ends_with_its_line(path: str, admin: AdminServer):
     assert (await ask(admin, path)).body.endswith(b"}\n")
+
+
+async def test_on_the_network_traffic_is_shown_for_the_token_alone(state: State, tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef")
+    for access, fields, status in (
+        (WriteAccess(None), "", 403),
+        (WriteAccess(file), "", 401),
+        (WriteAccess(file), "Authorization: Bearer 0123456789abcdeF\r\n", 401),
+    ):
+        made = admin_server(state, "0.0.0.0", access=access)
+        await made.start()
+        made.host = "127.0.0.1"
+        for path in (*VIEWS, "/live"):
+            assert (await ask(made, path, host="gateway", extra=fields)).status == status, path
+        await made.stop()
+    made = admin_server(state, "0.0.0.0", access=WriteAccess(file))
+    await made.start()
+    made.host = "127.0.0.1"
+    answer = await ask(made, "/live?x=1", extra="Authorization: Bearer 0123456789abcdef\r\n")
+    assert (answer.status, "parameter x is not known" in answer.json()["message"]) == (400, True)
+    await made.stop()
+
+
+async def test_by_way_of_a_proxy_of_this_machine_traffic_is_shown_for_the_token_alone(admin: AdminServer):
+    for path in (*VIEWS, "/live"):
+        assert (await ask(admin, path, extra="X-Forwarded-For: 10.0.0.9\r\n")).status == 403, path

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from egressproxy.admin.status import ApiError
 from egressproxy.admin.write_access import WriteAccess
@@ -14,9 +15,10 @@ from egressproxy.admin.write_access import WriteAccess
 TOKEN = "0123456789abcdef"
 
 
-async def refused(access: WriteAccess, **fields: str) -> int:
+async def refused(access: WriteAccess, remote: str = "127.0.0.1", **fields: str) -> int:
     """The status; 0 for one who may."""
-    request: Any = SimpleNamespace(headers=fields, remote="127.0.0.1")
+    headers = CIMultiDict({name.replace("_", "-"): value for name, value in fields.items()})
+    request: Any = SimpleNamespace(headers=headers, remote=remote, content_type=fields.get("Content_Type", ""))
     try:
         await access.check(request)
     except ApiError as error:
@@ -54,3 +56,56 @@ async def test_with_the_token_it_may_come_through_the_proxy_that_adds_tls(tmp_pa
     file = tmp_path / "token"
     file.write_text(TOKEN)
     assert await refused(WriteAccess(file), Authorization=f"Bearer {TOKEN}", Via="1.1 front") == 0
+
+
+PAGE = {
+    "Host": "127.0.0.1:15900", "Origin": "http://127.0.0.1:15900", "Sec_Fetch_Site": "same-origin",
+    "X_Egressproxy": "page", "Content_Type": "application/json",
+}  # fmt: skip
+
+
+async def test_the_admin_page_writes_as_programs_of_this_machine_do():
+    assert await refused(WriteAccess(None), **PAGE) == 0
+    assert (
+        await refused(WriteAccess(None), **{**PAGE, "Host": "localhost:15900", "Origin": "http://localhost:15900"}) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://127.0.0.1:8000"},
+        {"Origin": "null"},
+        {"Host": "evil.example:15900", "Origin": "http://evil.example:15900"},
+        {"Sec_Fetch_Site": "same-site"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "none"},
+        {"Sec_Fetch_Site": None},
+        {"Host": "127.0.0.1:15900, evil.example"},
+        {"Host": "[::1].evil.example", "Origin": "http://[::1].evil.example"},
+        {"X_Egressproxy": None},
+        {"Content_Type": "text/plain"},
+        {"Content_Type": "application/x-www-form-urlencoded"},
+        {"Content_Type": "multipart/form-data"},
+        {"Content_Type": None},
+        {"Via": "1.1 front"},
+        {"X_Forwarded_For": "10.0.0.1"},
+    ],
+    ids=str,
+)
+async def test_no_other_page_writes(other: dict[str, str | None]):
+    fields = {name: value for name, value in {**PAGE, **other}.items() if value is not None}
+    assert await refused(WriteAccess(None), **fields) == 403
+
+
+async def test_of_another_machine_the_page_writes_with_the_token_alone(tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    page = {**PAGE, "Host": "gateway:15900", "Origin": "http://gateway:15900", "Authorization": f"Bearer {TOKEN}"}
+    del page["Sec_Fetch_Site"]  # browsers send it to this machine, and by TLS
+    assert await refused(WriteAccess(file), "10.0.0.9", **page) == 0
+    assert await refused(WriteAccess(file), "10.0.0.9", **{**page, "Origin": "http://evil.example:15900"}) == 403
+    assert await refused(WriteAccess(file), "10.0.0.9", **{**page, "Authorization": ""}) == 401
+    assert await refused(WriteAccess(file), "10.0.0.9", **page, Sec_Fetch_Site="same-site") == 403
+    assert await refused(WriteAccess(None), "10.0.0.9", **page) == 403

@@ -614,6 +614,7 @@ def test_secrets_that_are_elsewhere_are_forgiven_with_all_that_follows(tmp_path:
     [
         ("name: openai}]", "name: openay}]", "Backend agents/openay does not exist"),
         ("{name: openai-api-key,", "{name: openai-api-key, namespace: other,", "RefNotPermitted"),
+        ("{name: openai-api-key,", "{name: OpenAI_key,", "Secret agents/OpenAI_key with key special"),
         ("header: Authorization,", "heather: Authorization,", "heather"),
         ("name: gw-cert}", "kind: ConfigMap, name: gw-cert}", "gw-cert"),
         (
@@ -622,8 +623,16 @@ def test_secrets_that_are_elsewhere_are_forgiven_with_all_that_follows(tmp_path:
             "stringData: {other: x}\n---\napiVersion: egressproxy.io/v1alpha1\nkind: Backend",
             "Secret agents/openai-api-key with key special",
         ),
+        (
+            "---\napiVersion: egressproxy.io/v1alpha1\nkind: Backend",
+            "  extensions:\n  - name: canaries\n    type: egressproxy.io/CanaryKeys:v1\n    phase: request-headers\n"
+            "    config: {secretRefs: [{name: canary, key: key}, {name: short, key: key}]}\n"
+            "---\napiVersion: v1\nkind: Secret\nmetadata: {name: short, namespace: agents}\n"
+            "stringData: {key: x}\n---\napiVersion: egressproxy.io/v1alpha1\nkind: Backend",
+            "a canary key has to have 16 to 1024 characters",
+        ),
     ],
-    ids=["backend", "grant", "field", "kind", "key"],
+    ids=["backend", "grant", "impossible-name", "field", "kind", "key", "value-behind-a-missing-one"],
 )
 def test_nothing_but_missing_secrets_is_forgiven(tmp_path: Path, before: str, after: str, found: str):
     assert before in SECRETS

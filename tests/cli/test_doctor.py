@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,9 +19,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from egressproxy.cli import config_probes, doctor, machine_probes
-from egressproxy.cli.findings import FAILURE, OK, WARNING, Finding
+from egressproxy.cli.machine_probes import FAILURE, OK, WARNING, Finding
 from egressproxy.cli.main import main
-from egressproxy.run_options import RunOptions
+from egressproxy.net.process import cpu_quota
+from egressproxy.run_options import ClusterOptions, RunOptions
+from egressproxy.upstream.dns_client import SYSTEM_TRUST
 from egressproxy.upstream.dns_server import Server
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
@@ -46,7 +50,7 @@ spec:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name servers of the machine that runs the tests are not asked."""
-    monkeypatch.setattr(machine_probes, "dns", lambda: [Finding(OK, "dns", "not asked")])
+    monkeypatch.setitem(machine_probes.PROBES, "dns", lambda: [])
 
 
 def invoke(*arguments: str) -> Result:
@@ -67,6 +71,32 @@ def test_a_configuration_is_looked_at_with_its_ports_and_dns_servers(tmp_path: P
     assert by_topic["dns"]["seen"].startswith(f"{names.address} answers NOERROR for example.com")
 
 
+def test_what_the_api_has_written_is_looked_at_too(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text((POLICY % (free_port(), "")).partition("---")[0])
+    found = [*config_probes.configuration(RunOptions(state_dir=tmp_path))]
+    assert [each.topic for each in found] == ["", "ports"]
+    assert not [*config_probes.configuration(RunOptions(state_dir=tmp_path / "none"))]
+    (told,) = config_probes.configuration(RunOptions(state_dir=tmp_path, cluster=ClusterOptions()))
+    assert "API server" in told.seen
+
+
+def test_a_folder_that_may_not_be_entered_is_a_failure_and_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def forbidden(path: object, *_: object, **__: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    options = RunOptions(state_dir=tmp_path / "state", socket_dirs=(tmp_path,), config=(tmp_path / "a.yaml",))
+    (tmp_path / "a.yaml").write_text((POLICY % (free_port(), "")).partition("---")[0])
+    stat = os.stat
+    monkeypatch.setattr(
+        os, "stat", lambda path, *a, **b: (forbidden if str(path).endswith("/state") else stat)(path, *a, **b)
+    )
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert [each.level for each in config_probes.files(options)] == [FAILURE, FAILURE]
+    assert len([*config_probes.configuration(options)]) == 2
+
+
 @pytest.mark.usefixtures("quiet")
 def test_what_cannot_be_had_is_a_failure_and_the_status_says_so(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -74,10 +104,11 @@ def test_what_cannot_be_had_is_a_failure_and_the_status_says_so(tmp_path: Path):
         (tmp_path / "a.yaml").write_text(POLICY % (port, "127.0.0.1"))
         result = invoke("--config", str(tmp_path), "--access-log", str(tmp_path / "gone" / "log"), "--api-writes")
         assert "failure options       --api-writes needs a folder" in result.stdout
+        assert "failure options       --port is for the open proxy" in invoke("-c", str(tmp_path), "--port", "1").stdout
         result = invoke("-c", str(tmp_path), "--access-log", str(tmp_path / "gone" / "log"))
     assert result.exit_code == 1
     assert f"cannot bind 127.0.0.1:{port}: Address already in use (`ss -ltnp` shows" in result.stdout
-    assert f"{tmp_path}/gone does not exist (mkdir -p {tmp_path}/gone)" in result.stdout
+    assert f"{tmp_path}/gone: does not exist (mkdir -p {tmp_path}/gone)" in result.stdout
 
 
 @pytest.mark.usefixtures("quiet")
@@ -91,12 +122,17 @@ def test_a_broken_manifest_is_a_failure_with_its_place(tmp_path: Path):
 @pytest.mark.usefixtures("quiet")
 def test_a_probe_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch):
     hangs = threading.Event()
-    monkeypatch.setattr(doctor, "PROBE_S", 0.3)
-    monkeypatch.setattr(machine_probes, "kernel", lambda: [hangs.wait(30)])
-    monkeypatch.setattr(machine_probes, "build", lambda: 1 / 0)
+
+    def slow() -> Iterator[Finding]:
+        yield Finding(OK, "Linux")
+        hangs.wait(30)
+
+    monkeypatch.setattr(doctor, "PROBES_S", 0.3)
+    monkeypatch.setitem(machine_probes.PROBES, "kernel", slow)
+    monkeypatch.setitem(machine_probes.PROBES, "build", lambda: 1 / 0)
     result = invoke()
     hangs.set()
-    assert "warning kernel        no result within 0.3 s" in result.stdout
+    assert "ok      kernel        Linux\nwarning kernel        no result within 0.3 s" in result.stdout
     assert "warning build         could not be looked at: ZeroDivisionError" in result.stdout
 
 
@@ -108,7 +144,8 @@ def test_it_has_the_options_of_run():
 
 
 def test_a_key_log_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor, "_probes", lambda *_: [])
+    monkeypatch.setattr(machine_probes, "PROBES", {})
+    monkeypatch.setattr(config_probes, "PROBES", {})
     assert invoke("--tls-key-log", str(tmp_path / "keys")).exit_code == 0
     assert not (tmp_path / "keys").exists()
 
@@ -117,8 +154,8 @@ def test_a_server_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(machine_probes, "ANSWER_S", 0.05)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
-        found = machine_probes.asked(Server("127.0.0.1", silent.getsockname()[1], "udp", ""))
-    assert (found.level, found.topic) == (FAILURE, "dns")
+        (found,) = machine_probes.asked([(Server("127.0.0.1", silent.getsockname()[1], "udp", ""), SYSTEM_TRUST)])
+    assert found.level == FAILURE
     assert "has not answered" in found.seen
 
 
@@ -156,6 +193,17 @@ def test_a_clock_before_the_installation_is_a_failure(monkeypatch: pytest.Monkey
     assert (found.level, found.remedy) == (FAILURE, "set the clock")
 
 
+def test_a_kernel_call_that_is_refused_is_as_bad_as_what_needs_it(monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object) -> int:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    for name, level in (("memfd_create", FAILURE), ("pidfd_open", WARNING)):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, refused)
+            found = [each for each in machine_probes.kernel() if "is refused" in each.seen]
+        assert [each.level for each in found] == [level]
+
+
 def test_proxies_of_the_environment_are_told_without_their_passwords(monkeypatch: pytest.MonkeyPatch):
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
@@ -163,7 +211,7 @@ def test_proxies_of_the_environment_are_told_without_their_passwords(monkeypatch
     monkeypatch.setenv("HTTPS_PROXY", "http://alice:geheim@proxy.corp:3128/?key=geheim")
     (found,) = machine_probes.environment()
     assert found.level == WARNING
-    assert found.seen.startswith("$HTTPS_PROXY: http://proxy.corp:3128; ")
+    assert found.seen.startswith("$HTTPS_PROXY: proxy.corp:3128; ")
     assert "geheim" not in str(found)
 
 
@@ -173,24 +221,24 @@ def test_more_workers_than_the_quota_allows_are_a_warning(tmp_path: Path):
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("150000 100000\n")
     (tmp_path / "sys/fs/cgroup/memory.max").write_text(str(256 << 20))
-    assert config_probes.cpu_quota(tmp_path) == 1.5
+    assert cpu_quota(tmp_path) == 1.5
     *_, memory, processors = config_probes.limits(RunOptions(workers=4), tmp_path)
     assert (memory.level, processors.level) == (WARNING, WARNING)
     assert "4 workers: more workers than processors" in processors.seen
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("max 100000\n")
-    assert config_probes.cpu_quota(tmp_path) == 0
+    assert cpu_quota(tmp_path) == 0
 
 
 def test_secrets_that_everybody_reads_are_told(tmp_path: Path):
     manifest = tmp_path / "secret.yaml"
-    manifest.write_text("apiVersion: v1\nkind: Secret\nmetadata: {name: a}\n")
+    manifest.write_text("apiVersion: v1\nkind: Secret\nmetadata: {name: a, namespace: a}\n")
     manifest.chmod(0o644)
     options = RunOptions(config=(tmp_path,))
-    (found,) = config_probes.files(options)
+    *_, found = config_probes.configuration(options)
     assert (found.level, found.seen) == (WARNING, f"every user of this machine can read {manifest}")
     manifest.chmod(0o640)
-    (found,) = config_probes.files(options)
-    assert found.level == OK
+    *_, found = config_probes.configuration(options)
+    assert (found.level, found.topic) == (OK, "files")
 
 
 def test_an_argument_of_connect_that_is_no_host_is_wrong_usage():

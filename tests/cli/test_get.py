@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import yaml
@@ -14,6 +15,8 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from egressproxy.admin.server import AdminServer
+from egressproxy.admin.status import HEADERS
+from egressproxy.cli.asking import MARKS
 from egressproxy.cli.main import main
 from egressproxy.config.reading.load import load_text
 from tests.admin.kit import Holder, admin_server, entry
@@ -166,6 +169,38 @@ def test_a_shell_is_offered_kinds_names_and_namespaces(admin: AdminServer, monke
     assert values("nonsense", "") == []
 
 
+@contextmanager
+def other_program(said: bytes) -> Iterator[str]:
+    """The address of a program that answers its first connection so."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def serve() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(said)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{other.getsockname()[1]}"
+        thread.join()
+
+
+def test_a_proxy_before_the_admin_address_may_have_its_name():
+    assert MARKS.items() <= HEADERS.items()
+    name = "Content-Security-Policy"
+    said = f'HTTP/1.1 200 OK\r\nServer: envoy\r\n{name}: {MARKS[name]}\r\nContent-Length: 12\r\n\r\n{{"model":{{}}}}'
+    with other_program(said.encode()) as address:
+        result = CliRunner().invoke(main, ["env", "--admin", address])
+    assert "the gateway at --admin has no forward-proxy listener" in result.output
+
+
+def test_nothing_that_another_program_says_is_taken_for_a_listener():
+    with other_program(b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"model":[]}') as address:
+        result = CliRunner().invoke(main, ["env", "--admin", address])
+    assert "export HTTPS_PROXY='http://127.0.0.1:3128'" in result.output
+
+
 @pytest.mark.parametrize(
     ("said", "who"),
     [
@@ -180,19 +215,8 @@ def test_a_shell_is_offered_kinds_names_and_namespaces(admin: AdminServer, monke
     ids=["server", "nameless", "ssh", "closes"],
 )
 def test_another_program_at_the_address_is_told_as_that(said: bytes, who: str):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-
-        def serve() -> None:
-            connection, _ = other.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(said)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        result = CliRunner().invoke(main, ["get", "gw", "--admin", f"127.0.0.1:{port}"])
-        thread.join()
+    with other_program(said) as address:
+        result = CliRunner().invoke(main, ["get", "gw", "--admin", address])
     assert result.exit_code == 2
-    assert f"127.0.0.1:{port} is not the admin address of a gateway: {who}" in result.output
+    assert f"{address} is not the admin address of a gateway: {who}" in result.output
     assert "\x1b" not in result.output

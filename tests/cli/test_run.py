@@ -204,7 +204,19 @@ HERE = os.path.dirname(__file__)
         (["--config", __file__, "--state-dir", f"{HERE}/../{os.path.basename(HERE)}"], "is in --state-dir"),
         (["--api-writes", "--state-dir", "state", "--admin", "off"], "leave --admin off out"),
         (["--api-writes", "--state-dir", "state", "--admin", "0.0.0.0:0"], "give --api-token-file"),
-        (["--api-token-file", __file__], "give --api-writes, too"),
+        (["--api-token-file", os.devnull], "shorter than 16 characters"),
+        (["--ui-oidc-issuer", "https://login.example"], "belong together"),
+        (
+            ["--ui-oidc-issuer", "http://login.example", "--ui-oidc-client-id", "x", "--ui-oidc-allow", "a@b"],
+            "write a URL with https://",
+        ),
+        *(
+            (
+                ["--ui-oidc-issuer", "https://login.example", "--ui-oidc-client-id", "x", "--ui-oidc-allow", allowed],
+                "write an email address, or group:NAME",
+            )
+            for allowed in ("", "alice", "group:")
+        ),
         (["--api-writes", "--state-dir", "state", "--api-token-file", os.devnull], "shorter than 16 characters"),
     ],
 )

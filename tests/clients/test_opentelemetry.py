@@ -214,21 +214,6 @@ def test_what_has_not_gone_yet_goes_out_when_the_gateway_ends(tmp_path: Path, or
     assert told.split("-")[1] == request.spans[0].trace_id.hex()
 
 
-def test_what_is_denied_has_a_span(tmp_path: Path, collector: tuple[str, Got]):
-    kind, got = collector
-    environment = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{got.port}",
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc" if kind == "grpc" else "http/protobuf",
-    }
-    port = free_port()
-    with GatewayProcess(tmp_path, gateway(port), environment=environment):
-        proxy = urllib.request.build_opener(urllib.request.ProxyHandler({"http": f"http://127.0.0.1:{port}"}))
-        with pytest.raises(urllib.error.HTTPError):
-            proxy.open("http://denied.example/", timeout=WAIT_S)
-        (span,) = got.spans(1)
-    assert ReadRequest.attributes(span)["http.response.status_code"] == 403
-
-
 @pytest.fixture(params=["https", "grpc"])
 def own_collector(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Got]]:
     pki = Pki(tmp_path)

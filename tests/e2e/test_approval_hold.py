@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,15 +16,8 @@ from tests.support.waiting import WAIT_S, wait_until
 
 
 def command(gateway: GatewayProcess, *arguments: str) -> tuple[int, str]:
-    whole = [sys.executable, "-m", "egressproxy", "holds", *arguments, "--admin", f"127.0.0.1:{gateway.admin_port}"]
-    done = subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    return done.returncode, done.stdout
-
-
-def gateway_says(gateway: GatewayProcess, *arguments: str) -> str:
-    """What it tells of something that went wrong."""
-    whole = [sys.executable, "-m", "egressproxy", "holds", *arguments, "--admin", f"127.0.0.1:{gateway.admin_port}"]
-    return subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S, check=False).stderr
+    done = gateway.verb("holds", *arguments)
+    return done.exit_code, done.stdout
 
 
 def test_a_person_decides_about_what_waits_in_any_worker(tmp_path: Path):
@@ -52,7 +43,10 @@ def test_a_person_decides_about_what_waits_in_any_worker(tmp_path: Path):
                     (hold,) = json.loads(command(gateway, "list", "-o", "json")[1])["holds"]
                     assert f"{hold['id']}  127.0.0.1:" in command(gateway, "list")[1]
                     assert command(gateway, verdict, "0" * 16) == (1, "")
-                    assert f"what waits has the ids: {hold['id']}" in gateway_says(gateway, verdict, hold["id"][:-1])
+                    assert (
+                        f"what waits has the ids: {hold['id']}"
+                        in gateway.verb("holds", verdict, hold["id"][:-1]).stderr
+                    )
                     assert command(gateway, verdict, hold["id"], "--by", "alice") == (0, "done; 0 wait\n")
                     assert status in read_head(sock)
                 assert command(gateway, "list")[1] == "nothing waits\n"
@@ -122,9 +116,7 @@ def test_a_client_reads_what_waits_of_its_own_in_every_worker_and_an_operator_al
                 assert paths("127.0.0.1") == {f"/{number}" for number in range(12)}
                 assert paths("127.0.0.2") == {"/other"}
             url = f"http://origin.test:{origin.port}/"
-            whole = [sys.executable, "-m", "egressproxy", "explain", "GET", url, "--as", "agents/worker"]
-            whole += ["--admin", f"127.0.0.1:{gateway.admin_port}"]
-            told = subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S, check=False).stdout
+            told = gateway.verb("explain", "GET", url, "--as", "agents/worker").stdout
             assert (
                 "approval      it waits until a person approves, 3600 s at most (hold, EgressPolicy agents/default"
                 in told

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from tests.support import manifests as m
 from tests.support.dns import Rule
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, verb
 from tests.support.waiting import WAIT_S
 
 TOKEN = "sk-never-shown"
@@ -48,9 +46,8 @@ def manifests(port: int, origin: int, dns: NameServer) -> list[m.Manifest]:
 
 def command(gateway: GatewayProcess, *arguments: str) -> tuple[int, str]:
     """A verb of the command line against this process: its exit status and what it printed."""
-    whole = [sys.executable, "-m", "egressproxy", *arguments, "--admin", f"127.0.0.1:{gateway.admin_port}"]
-    done = subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    return done.returncode, done.stdout + done.stderr
+    done = gateway.verb(*arguments)
+    return done.exit_code, done.output
 
 
 def address(gateway: GatewayProcess) -> str:
@@ -163,7 +160,5 @@ def test_a_denied_place_is_told_in_the_same_words_by_check_explain_answer_and_lo
         folder = tmp_path / "manifests"
         folder.mkdir()
         m.write(folder / "all.yaml", objects)
-        whole = [sys.executable, "-m", "egressproxy", "check", str(folder)]
-        checked = subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S, check=False)
-        assert f"{said} ({entry})" in checked.stdout + checked.stderr
+        assert f"{said} ({entry})" in verb("check", str(folder)).output
         assert gateway.wait_for_record(reason="destination_denied")["detail"] == entry

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
-from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -30,9 +27,8 @@ def opened(port: int, dns: NameServer, *allow: str) -> list[m.Manifest]:
 
 
 def reload(gateway: GatewayProcess, *arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "egressproxy", "reload", "--admin", f"127.0.0.1:{gateway.admin_port}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    return done.returncode, done.stdout + done.stderr
+    done = gateway.verb("reload", *arguments)
+    return done.exit_code, done.output
 
 
 def test_what_was_denied_lately_is_not_opened_unless_that_is_acknowledged(dns: NameServer, tmp_path: Path):

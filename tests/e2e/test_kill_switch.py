@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,15 +42,9 @@ def has_ended(sock: socket.socket) -> bool:
         return True
 
 
-def command(gateway: GatewayProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    whole = [sys.executable, "-m", "egressproxy", "kill-switch", *arguments]
-    whole += ["--admin", f"127.0.0.1:{gateway.admin_port}"]
-    return subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S, check=False)
-
-
 def kill_switch(gateway: GatewayProcess, *arguments: str) -> str:
-    done = command(gateway, *arguments)
-    assert done.returncode == 0, done.stderr
+    done = gateway.verb("kill-switch", *arguments)
+    assert done.exit_code == 0, done.stderr
     return done.stdout
 
 
@@ -74,7 +66,7 @@ def test_an_identity_is_cut_off_in_every_worker_and_over_reloads_until_it_is_res
             cut = [tunnel(port, origin.port, WORKER) for _ in range(8)]
             kept = tunnel(port, origin.port, OTHER)
             assert (status(WORKER), status(OTHER)) == (200, 200)
-            done = command(gateway, "kill", "spiffe://any.test/ns/agents/sa/worker", "--why", "leaks keys")
+            done = gateway.verb("kill-switch", "kill", "spiffe://any.test/ns/agents/sa/worker", "--why", "leaks keys")
             assert done.stdout == "done in every worker; 8 exchanges were cut\n"
             assert "none of the latest requests" not in done.stderr
             assert all(has_ended(sock) for sock in cut)
@@ -85,13 +77,13 @@ def test_an_identity_is_cut_off_in_every_worker_and_over_reloads_until_it_is_res
             )
             assert {status(WORKER) for _ in range(8)} == {403}
             assert status(OTHER) == 200
-            slip = command(gateway, "kill", "system:serviceaccount:agents:wroker")
-            assert (slip.returncode, slip.stdout) == (0, "done in every worker; 0 exchanges were cut\n")
+            slip = gateway.verb("kill-switch", "kill", "system:serviceaccount:agents:wroker")
+            assert (slip.exit_code, slip.stdout) == (0, "done in every worker; 0 exchanges were cut\n")
             assert "none of the latest requests was of a client of this name" in slip.stderr
             assert "clients were: system:serviceaccount:agents:worker" in slip.stderr
             assert kill_switch(gateway, "restore", "system:serviceaccount:agents:wroker") == "done in every worker\n"
-            missed = command(gateway, "restore", "system:serviceaccount:agents:wroker")
-            assert (missed.returncode, missed.stdout) == (1, "")
+            missed = gateway.verb("kill-switch", "restore", "system:serviceaccount:agents:wroker")
+            assert (missed.exit_code, missed.stdout) == (1, "")
             assert "nobody is out of service under the name system:serviceaccount:agents:wroker" in missed.stderr
             assert "out of service are: spiffe://any.test/ns/agents/sa/worker" in missed.stderr
             assert "spiffe://any.test/ns/agents/sa/worker since 2" in kill_switch(gateway, "list")
@@ -129,8 +121,8 @@ def test_who_is_out_of_service_stays_so_over_a_restart_and_a_damaged_file_serves
         gateway = GatewayProcess(tmp_path, objects, arguments=["--workers", count, "--state-dir", str(state)])
         name = "system:serviceaccount:agents:worker"
         with gateway:
-            done = command(gateway, "kill", name, "--why", "leaks keys")
-            assert (done.returncode, done.stderr) == (0, "")
+            done = gateway.verb("kill-switch", "kill", name, "--why", "leaks keys")
+            assert (done.exit_code, done.stderr) == (0, "")
             assert file.stat().st_mode & 0o777 == 0o600
             os.kill(gateway.pid, signal.SIGKILL)  # it has no time to write anything more
             gateway.stop()
@@ -142,12 +134,12 @@ def test_who_is_out_of_service_stays_so_over_a_restart_and_a_damaged_file_serves
             kept = file.read_text()
             file.unlink()
             file.mkdir()  # what cannot be replaced by a file
-            failed = command(gateway, "restore", name)
-            assert failed.returncode == 2
+            failed = gateway.verb("kill-switch", "restore", name)
+            assert failed.exit_code == 2
             assert "it stays out of service" in failed.stderr
             assert status(WORKER) == 403
-            failed = command(gateway, "kill", "system:serviceaccount:agents:other")
-            assert failed.returncode == 2
+            failed = gateway.verb("kill-switch", "kill", "system:serviceaccount:agents:other")
+            assert failed.exit_code == 2
             assert "until the process ends" in failed.stderr
             assert status(OTHER) == 403
             file.rmdir()

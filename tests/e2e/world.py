@@ -16,8 +16,9 @@ ALLOW_LOOPBACK = ["127.0.0.0/8"]
 
 
 def client(port: int, context: ssl.SSLContext | None = None, name: str | None = None) -> socket.socket:
-    """Connected to a listener, inside TLS where a context is given."""
+    """Connected to a listener, inside TLS where a context is given. What is written small goes out at once."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return context.wrap_socket(sock, server_hostname=name) if context is not None else sock
 
 
@@ -66,6 +67,7 @@ class Origin:
         self._serve = serve or self._answer
         self._context = context
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # and so what it accepts
         self.port: int = self._listener.getsockname()[1]
         self.accepted = 0
         self.peers: list[str] = []  # common names of client certificates

@@ -196,7 +196,7 @@ def test_secrets_come_by_their_label_and_only_those_that_the_config_names(harnes
     assert result.request.fields.get(b"x-key") == b"s3cret"
     with pytest.raises(ValueError, match="does not refer to the Secret other/key"):
         harness(body, config=config, secrets={"other/key": b"s3cret"})
-    with pytest.raises(FilterBuildError, match="KeyError \\('signing/key'\\) while F was built"):
+    with pytest.raises(FilterBuildError, match="KeyError while F was built"):
         harness(body, config=config)
 
 

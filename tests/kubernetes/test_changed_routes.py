@@ -307,7 +307,7 @@ async def test_changes_of_policies_are_proposed_without_taking_objects_from_the_
         "CONNECT", "https", "new.example:443", "-", "agents/gw", "forward", "-", "-", "destination_not_allowed"
     )
     asked = json.dumps([("agents/default", denied._asdict()), ("agents/gone", denied._asdict())]).encode()
-    change, none = await live.proposals(asked, 2)
+    change, none = await live.proposals(asked)
     assert change is not None
     assert (change["file"], "new.example" in change["diff"], none) == (None, True, None)
     assert (cluster.asked_whole, cluster.changed) == (asked_whole, ("agents/a",))

@@ -133,7 +133,7 @@ def long(text: str) -> bytes:
     return f'{{"padding":{PADDING},"value":{text}}}'.encode("utf-8", "surrogatepass")
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(value=VALUES, cut=st.integers(0, 3), at=st.integers(0, 40), put=AROUND, is_ascii=st.booleans())
 def test_what_is_read_in_turns_is_what_is_read_at_once(value, cut, at, put, is_ascii):
     written = json.dumps(value, ensure_ascii=is_ascii)

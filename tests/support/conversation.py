@@ -59,10 +59,12 @@ from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.dialer import Dialer
 from tests.support.compiling import compile_valid
-from tests.support.manifests import Manifest
+from tests.support.manifests import DUMPER, Manifest
 from tests.support.waiting import WAIT_S
 
 PIECE = 64 * 1024
+#: More than an exchange takes from any octet to the next one that somebody else has to send.
+TURNS = 100
 DATE = re.compile(rb"\r\nDate: ([A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT)")
 FILTER_TYPE = "test.example/Scripted:v1"
 T = TypeVar("T")
@@ -102,7 +104,7 @@ def compiled_spec(written: str | ConfigIR | Iterable[Manifest], catalog: Catalog
     """YAML text, manifests or a spec, as the data plane needs it."""
     if isinstance(written, ConfigIR):
         return written
-    text = written if isinstance(written, str) else yaml.safe_dump_all(list(written))
+    text = written if isinstance(written, str) else yaml.dump_all(written, Dumper=DUMPER)
     defaults = Defaults(("127.0.0.1",), can_take_any_certificate=can_take_any_certificate, experimental=True)
     return compile_valid(load_text(text, "test.yaml"), catalog or Catalog(), defaults).spec
 
@@ -615,11 +617,17 @@ class Conversation:
         self.settle()
 
     def settle(self) -> None:
-        """Until nothing is left to run at once (memory), or for a moment (sockets)."""
+        """Until nothing is left to run at once (memory), or for a moment and some turns of the loop (sockets).
+
+        What is written to loopback is there at once, or after the moment where the kernel is busy. The turns then carry
+        it through the gateway, however long this process has to wait for its core.
+        """
 
         async def turn() -> None:
             if not self.is_memory:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.001)
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
                 return
             for _ in range(10_000):
                 await asyncio.sleep(0)

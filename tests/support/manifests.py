@@ -13,6 +13,8 @@ Manifest = dict[str, Any]
 
 GATEWAY_API = "gateway.networking.k8s.io"
 OURS = "egressproxy.io"
+#: libyaml's, if PyYAML was built with it: the one in Python takes longer than to compile what it has written.
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def manifest(api_version: str, kind: str, name: str, namespace: str, **body: Any) -> Manifest:
@@ -166,7 +168,7 @@ def write(path: Path, objects: Iterable[Manifest]) -> None:
     """Write all objects into one file, put in place by a rename: a reader sees the old or the new, never a half."""
     fresh = path.with_name(f".{path.name}.new")
     with open(fresh, "w", encoding="utf-8") as file:
-        yaml.safe_dump_all(list(objects), file, sort_keys=False, allow_unicode=True)
+        yaml.dump_all(objects, file, Dumper=DUMPER, sort_keys=False, allow_unicode=True)
     fresh.replace(path)
 
 

@@ -65,6 +65,16 @@ def test_a_remedy_that_the_message_ends_with_is_told_once():
     assert notice.message == "who are you: show a token"
 
 
+def test_a_remedy_with_numbers_of_one_request_makes_no_event_of_its_own():
+    notices = EventAggregator()
+    for left in ("146 are left", "145 are left"):
+        error = LimitExceeded(Reason.TOKEN_RATE, "more than 350 tokens in a day", remedy=left)
+        error.has_own_remedy = True
+        notices.refused(AT_GATEWAY, error)
+        (notice,) = notices.take()
+        assert "left" not in notice.message
+
+
 def test_the_same_again_is_counted_and_taken_once():
     notices = EventAggregator()
     for _ in range(5):

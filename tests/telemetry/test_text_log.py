@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import Reason
 from egressproxy.telemetry.access_log import AccessLog
-from egressproxy.telemetry.log_writer import is_terminal
 from egressproxy.telemetry.text_log import MAX_WHERE, TextLines
 from tests.telemetry.test_access_log import exchange
 
@@ -41,6 +40,8 @@ def test_what_was_denied_has_the_reason_and_the_change_that_allows_it():
         ' {hostnames: ["paste.example"], ports: [443]} to destinations.allow of EgressPolicy agents/default'
     )
     assert "leave it closed" in PLAIN.line({**denied, "authority": "169.254.169.254:80"})
+    rebound = {**denied, "reason": "resolved_denied", "detail": "169.254.169.254 (cloud metadata)"}
+    assert "resolved_denied: 169.254.169.254 (cloud metadata); leave it closed" in PLAIN.line(rebound)
 
 
 def test_details_and_reports_are_told():
@@ -75,6 +76,22 @@ def test_a_hostile_path_is_escaped(hostile: str):
     assert text[:-1].isprintable()
 
 
+@pytest.mark.parametrize("field", ["status", "reason", "would_deny", "duration_ms", "method", "namespace", "rule"])
+def test_a_field_of_a_filter_in_the_place_of_ours_hides_no_exchange(field: str):
+    reading, writing = os.pipe()
+    log = AccessLog(writing, log_format="text")
+    for fields in ({field: {"\x7f": 1}}, {}):
+        finished = exchange()
+        finished.add_log_fields(fields)
+        log.record(finished)
+    log.close()
+    os.close(writing)
+    with open(reading) as file:
+        lines = file.read().splitlines()
+    assert len(lines) == 2
+    assert lines[0].isprintable()
+
+
 def test_a_long_path_is_cut():
     assert len(PLAIN.line(values(path="/" + "x" * 8000))) < MAX_WHERE + 60
 
@@ -83,7 +100,6 @@ def on_a_terminal(*, log_format: str = "auto") -> str:
     """What is written to a terminal for one denial."""
     master, slave = pty.openpty()
     try:
-        assert is_terminal(os.ttyname(slave))
         log = AccessLog(slave, log_format=log_format)
         log.record(exchange(status=403, reason=Reason.NO_POLICY, path=b"/\x1b[2J"))
         log.close()
@@ -120,10 +136,3 @@ def test_a_pipe_has_json_and_on_request_text():
         os.close(writing)
         with open(reading) as file:
             assert file.read().startswith(begins)
-
-
-def test_files_are_no_terminals(tmp_path: Any):
-    (tmp_path / "log").touch()
-    assert [is_terminal(each) for each in ("off", str(tmp_path / "log"), str(tmp_path / "none"), "/dev/null")] == [
-        False, False, False, False,
-    ]  # fmt: skip

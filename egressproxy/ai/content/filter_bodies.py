@@ -11,16 +11,14 @@ from typing import Any, Final
 from egressproxy.ai.apis.framing import BrokenStream, Frame, SseFraming
 from egressproxy.ai.apis.message import JsonMessage, TextPart
 from egressproxy.ai.apis.splice import Path
-from egressproxy.filters.base import Filter, Rejected
-from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.filters.base import UNFINISHED_EVENTS, Filter, Rejected
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.strict_json import Unreadable, dumps
 
 __all__ = ["JsonBody", "SseEvent", "json", "sse"]
 
 _NONE: Final = object()
-#: The unfinished events of an exchange, by the id of the filter: a stream may be read by several.
-_RESTS: Final[StateSlot[dict[int, SseFraming]]] = StateSlot("unfinished events")
-_WHOLE: Final = "a filter that reads JSON gets the body whole with body_mode = BodyMode.BUFFER"
+_WHOLE: Final = "; a filter that reads JSON gets the body whole with body_mode = BodyMode.BUFFER"
 
 
 def json(x: Exchange, data: bytes) -> JsonBody:
@@ -28,17 +26,17 @@ def json(x: Exchange, data: bytes) -> JsonBody:
     try:
         return JsonBody(data, JsonMessage.parse(data))
     except Unreadable as error:
-        raise _rejected(x, f"the body cannot be read: {error}") from None
+        raise _rejected(x, f"the body cannot be read: {error}", _WHOLE) from None
 
 
 def sse(filter_: Filter, x: Exchange, data: bytes, last: bool) -> list[SseEvent]:
     """The server-sent events that are complete with this piece of a body; the rest is kept for the next call of this
     filter. Return them as `b"".join(map(bytes, events))`. Raises Rejected (502) for an event that is too long.
     """
-    rests = x.state.get(_RESTS)
-    if rests is None:
-        x.keep(_RESTS, rests := {})
-    framing = rests.setdefault(id(filter_), SseFraming())
+    unfinished = x.state.get(UNFINISHED_EVENTS)
+    if unfinished is None:
+        x.keep(UNFINISHED_EVENTS, unfinished := {})
+    framing = unfinished.setdefault(id(filter_), SseFraming())
     try:
         frames = framing.feed(data)
     except BrokenStream as error:
@@ -51,9 +49,9 @@ def sse(filter_: Filter, x: Exchange, data: bytes, last: bool) -> list[SseEvent]
     return [SseEvent.of(frame) for frame in frames]
 
 
-def _rejected(x: Exchange, message: str) -> Rejected:
+def _rejected(x: Exchange, message: str, hint: str = "") -> Rejected:
     refusal = Rejected(message, status=502 if x.has_response else 400)
-    refusal.detail = f"{message}; {_WHOLE}"
+    refusal.detail = message + hint
     return refusal
 
 
@@ -63,11 +61,10 @@ class JsonBody:
     A path is a name, an index, or a tuple of them: `body["model"]`, `body["messages", 0, "content"]`.
     """
 
-    __slots__ = ("_message", "_whole")
+    __slots__ = ("_message",)
 
     def __init__(self, data: bytes, value: Any) -> None:
         self._message = JsonMessage(data, value)
-        self._whole = False
 
     @property
     def value(self) -> Any:
@@ -78,24 +75,20 @@ class JsonBody:
     def value(self, value: Any) -> None:
         """Replace everything. Raises ValueError for what JSON cannot say."""
         self._message = JsonMessage(dumps(value), value)
-        self._whole = True
 
     def get(self, *path: str | int, default: Any = None) -> Any:
         """The value at this path; `default` where there is none."""
-        value = self._message.value
-        for step in path:
-            try:
-                value = value[step]
-            except (LookupError, TypeError):
-                return default
-        return value
+        try:
+            return self._message.at(path)
+        except (LookupError, TypeError):
+            return default
 
     def __getitem__(self, path: str | int | Path) -> Any:
         """The value at this path. Raises KeyError where there is none."""
-        steps = path if isinstance(path, tuple) else (path,)
-        if (found := self.get(*steps, default=_NONE)) is _NONE:
-            raise KeyError(path)
-        return found
+        try:
+            return self._message.at(path if isinstance(path, tuple) else (path,))
+        except (LookupError, TypeError):
+            raise KeyError(path) from None
 
     def __setitem__(self, path: str | int | Path, value: Any) -> None:
         """Replace the value at this path, or add a member to an object. Raises ValueError for a path that leads
@@ -114,17 +107,9 @@ class JsonBody:
         """
         return (part for part in self._message.texts() if part.text)
 
-    @property
-    def is_changed(self) -> bool:
-        return self._whole or self._message.is_changed
-
     def __bytes__(self) -> bytes:
         """What a body method returns: the bytes that came, where nothing was changed."""
-        self._whole = self.is_changed
         return self._message.body()
-
-    def __repr__(self) -> str:
-        return f"JsonBody({'changed' if self.is_changed else 'as it came'})"
 
 
 class SseEvent:
@@ -133,44 +118,41 @@ class SseEvent:
     Events that have only a comment, or blank lines, have the data "".
     """
 
-    __slots__ = ("_frame", "_json", "_name", "_payload")
+    __slots__ = ("_frame", "_json", "_payload")
 
     def __init__(self, data: str, name: str = "") -> None:
         """A new event. Raises ValueError for a name with a line break."""
         if "\n" in name or "\r" in name:
             raise ValueError("the name of an event is one line")
-        self._frame: Frame | None = None
-        self._name = name
+        head = f"event: {name}\n" if name else ""
+        self._frame = Frame(f"{head}data: \n\n".encode(), name, b"")
         self._payload = data.encode()
         self._json: JsonBody | None = None
 
     @classmethod
     def of(cls, frame: Frame) -> SseEvent:
         """The event of this frame of a stream."""
-        made = cls("", "")
-        made._frame, made._name, made._payload = frame, frame.name, frame.payload
+        made = cls("")
+        made._frame, made._payload = frame, frame.payload
         return made
 
     @property
     def name(self) -> str:
-        return self._name
+        return self._frame.name
 
     @property
     def data(self) -> str:
         """The lines of `data:`, with line feeds between them."""
-        self._take_json()
-        return self._payload.decode("utf-8", "replace")
+        return self._data().decode("utf-8", "replace")
 
     @data.setter
     def data(self, data: str) -> None:
         """Replace the data; each line of it is a line of the event."""
-        self._json = None
         if data != self.data:
-            self._payload = data.encode()
+            self._payload, self._json = data.encode(), None
 
     def json(self) -> JsonBody | None:
         """The JSON of the data; None where it is none, as of `[DONE]`. What is changed there goes on with the event."""
-        self._take_json()
         if self._json is None:
             try:
                 self._json = JsonBody(self._payload, JsonMessage.parse(self._payload))
@@ -178,18 +160,10 @@ class SseEvent:
                 return None
         return self._json
 
-    def _take_json(self) -> None:
-        if self._json is not None and self._json.is_changed:
-            self._payload = bytes(self._json)
+    def _data(self) -> bytes:
+        return self._payload if self._json is None else bytes(self._json)
 
     def __bytes__(self) -> bytes:
         """The event as it is sent: as it came, where nothing was changed."""
-        self._take_json()
-        if self._frame is None:
-            name = f"event: {self._name}\n".encode() if self._name else b""
-            return name + b"".join(b"data: %s\n" % line for line in self._payload.splitlines() or (b"",)) + b"\n"
-        is_same = self._payload is self._frame.payload
-        return SseFraming().write(self._frame, None if is_same else self._payload, ())
-
-    def __repr__(self) -> str:
-        return f"SseEvent(name={self._name!r}, {len(self._payload)} bytes)"
+        data = self._data()
+        return SseFraming().write(self._frame, None if data == self._frame.payload else data, ())

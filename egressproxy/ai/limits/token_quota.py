@@ -197,10 +197,11 @@ class TokenQuota(SettledQuota[TokenUse]):
             raise Rejected(message, status=status, remedy=remedy)
         exchange.note_denials(Reason.FILTER_REJECTED)
 
-    def _remedy(self, exchange: Exchange, refusing: Reservation, use: TokenUse | None, after_s: int) -> str:
+    def _advise(self, error: LimitExceeded, exchange: Exchange, refusing: Reservation, use: TokenUse | None) -> None:
         rule = refusing.rule
         if use is None or rule.type != "Tokens":
-            return super()._remedy(exchange, refusing, use, after_s)
+            super()._advise(error, exchange, refusing, use)
+            return
         asked = operation(exchange)
         output = use.output_tokens if rule.counts_output else 0
         reserves = f"this request reserves {refusing.amount:,.0f} tokens"
@@ -208,12 +209,15 @@ class TokenQuota(SettledQuota[TokenUse]):
             reserves += f", {min(output, refusing.amount):,.0f} for its response"
         if self._headers != "Never":
             self._store.peek([refusing])
-            reserves += f"; {max(0.0, refusing.left):,.0f} are left"
+            if refusing.left < refusing.amount:  # else another process has taken it
+                reserves += f"; {max(0.0, refusing.left):,.0f} are left"
         field = _MAX_TOKENS.get(asked.api, "max_tokens") if asked is not None else "max_tokens"
+        after_s = error.retry_after_s
         otherwise = (
             f", or come again in {after_s:,} s" if after_s else ", since this request alone is more than the limit"
         )
-        return f"{reserves}: {f'lower {field}' if output else 'send less'}{otherwise}"
+        error.remedy = f"{reserves}: {f'lower {field}' if output else 'send less'}{otherwise}"
+        error.has_own_remedy = True
 
     def _amount(self, rule: QuotaRule, exchange: Exchange, use: TokenUse | None) -> float:
         least = LEAST

@@ -305,6 +305,15 @@ class Subject(Model):
             raise RefusedValue("a subject names no client", "write namespace, group or claim")
 
 
+class Replaces(Model):
+    """The policy that a policy on trial would replace."""
+
+    name: Name
+    """Name of the policy, in the same namespace."""
+    quiet_for: PositiveDuration = Duration("168h", 168 * 3600.0)
+    """How long no decision may come out otherwise until the trial is ReadyToEnforce."""
+
+
 class EgressPolicyTargetReference(PolicyTargetReference):
     """A target of a policy; `sectionName` narrows it to one listener, rule or port."""
 
@@ -328,6 +337,10 @@ class EgressPolicySpec(Model):
     mode: Mode | None = None
     """Enforce (the default), Report (pass, count and log requests that `destinations` would refuse), or Open (allow all
     destinations that no `deny` names).
+    """
+    replaces: Annotated[Replaces | None, NOT_NULL] = None
+    """Puts the policy on trial: it is not in force, and status counts the recent decisions that would come out
+    otherwise if it were in force in place of the policy named here.
     """
     message: ClientText | None = None
     """The text for clients that `destinations` or `addresses` of this policy refuse, such as whom to ask: one line, up

@@ -213,15 +213,16 @@ class Quota(Filter, Generic[Use]):
         self._leave(held)
         # Retry-After has whole seconds, here rounded up (RFC 9110 section 10.2.3).
         after = 0 if refusing.wait_s == NEVER else max(1, math.ceil(refusing.wait_s))
-        remedy = self._remedy(exchange, refusing, held.use, after)
-        error = LimitExceeded(rule.reason, rule.message, rule=self._source, retry_after_s=after, remedy=remedy)
+        error = LimitExceeded(rule.reason, rule.message, rule=self._source, retry_after_s=after)
+        self._advise(error, exchange, refusing, held.use)
         if self._headers != "Never":
             error.fields = self._fields(exchange, takes)
         raise error
 
-    def _remedy(self, exchange: Exchange, refusing: Reservation, use: Use | None, after_s: int) -> str:
-        """What the client can do; `after_s` is that of Retry-After, 0 for what never fits."""
-        return "" if after_s else "ask for less at once: this request alone is more than the limit"
+    def _advise(self, error: LimitExceeded, exchange: Exchange, refusing: Reservation, use: Use | None) -> None:
+        """Add what the client can do."""
+        if not error.retry_after_s:
+            error.remedy = "ask for less at once: this request alone is more than the limit"
 
     def _amount(self, rule: QuotaRule, exchange: Exchange, use: Use | None) -> float:
         return LEAST

@@ -46,7 +46,7 @@ def answer(request: bytes) -> bytes:
     machine = Machine(why_unusable, mark(), experimental=asked.experimental)
     batch = _Batch(resources, asked.bind, machine, previous, state, writes)
     made = batch.worked_out()
-    loaded = None if made is None else handed_over(*made, previous)
+    loaded = None if made is None else handed_over(*made, previous, asked.bind, machine)
     return dumps(Outcomes(batch.results, loaded))
 
 

@@ -169,7 +169,7 @@ def recorded(decision: RecentDecision) -> Outcome:
 
 def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     """The outcome of the same request in this snapshot."""
-    decided = _decided(snapshot, decision)
+    decided = decided_again(snapshot, decision)
     if decided is None:
         return Outcome(False, NO_LISTENER)
     # Which groups and claims a client had is told only of those that policies have asked for.
@@ -230,7 +230,7 @@ def _elsewhere(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
 
 def _judges(snapshot: Snapshot, decision: RecentDecision) -> frozenset[tuple[object, ...]]:
     """What else decides about it than names: filters, and what a tunnel has to hold."""
-    decided = _decided(snapshot, decision)
+    decided = decided_again(snapshot, decision)
     if decided is None or decided.route is None:
         return frozenset()
     route, authority = decided.route, decided.exchange.authority
@@ -245,14 +245,14 @@ def _judges(snapshot: Snapshot, decision: RecentDecision) -> frozenset[tuple[obj
 
 
 def _address_rules(snapshot: Snapshot, decision: RecentDecision) -> object:
-    decided = _decided(snapshot, decision)
+    decided = decided_again(snapshot, decision)
     if decided is None or decided.route is None:
         return None
     specs = (backend.cluster.spec for backend in decided.route.backends if backend.cluster is not None)
     return [(spec.addresses, spec.dns, spec.backend.destination, spec.backend.hostname) for spec in specs]
 
 
-def _decided(snapshot: Snapshot, decision: RecentDecision) -> Decision | None:
+def decided_again(snapshot: Snapshot, decision: RecentDecision) -> Decision | None:
     """The decision made again; None where no listener is meant, or nothing was named."""
     question = question_of(decision)
     try:

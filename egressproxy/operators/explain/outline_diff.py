@@ -10,13 +10,15 @@ from typing import Any, Final
 
 from egressproxy.operators.explain.outline import Outline
 
-#: What may be a credential in a line: a value of a field or parameter, in a filter's config (JSON) or to the end of the
-#: line of a match; what has a telling name; user and password of a URL.
+#: What may be a credential in a line: what a field or parameter with a telling name has, in a filter's config (JSON) or
+#: to the end of the line of a match; user and password of a URL.
+_STRING: Final = r'"(?:[^"\\]|\\.)*"'
 _MAY_BE_SECRET: Final = re.compile(
-    r'(?i)(?P<before>"(?:value|[^"]*(?:auth|cookie|credential|key|passw|secret|token)[^"]*)":")(?P<json>(?:[^"\\]|\\.)*)'
-    r"|(?P<name>\bvalue: )(?P<rest>.+)"
-    r"|(?P<scheme>://)(?P<user>[^/@\s]+)(?=@)"
+    r'(?i)(?P<before>"(?:values?|[^"]*(?:auth|cookie|credential|key|passw|secret|token)[^"]*)":|\bvalue: |://)'
+    rf'(?P<text>(?<=":)(?:{_STRING}|\[{_STRING}(?:,{_STRING})*\])|(?<=value: ).+|(?<=://)[^/@\s]+(?=@))'
 )
+#: Without it somebody could try which short text has a digest.
+_KEY: Final = token_bytes(16)
 
 
 def compare(old: Outline, new: Outline) -> dict[str, Any]:
@@ -90,12 +92,7 @@ def masked(line: str) -> str:
     """The line with digests in place of what may be a credential, which differ where that does."""
 
     def digest(found: re.Match[str]) -> str:
-        before, text = (next(filter(None, found.group(*names)), "") for names in (("before", "name", "scheme"), _TEXTS))
-        return f"{before}digest {blake2b(text.encode(), digest_size=8, key=_KEY).hexdigest()}" if text else before
+        text = found["text"].encode("utf-8", "backslashreplace")
+        return f"{found['before']}digest {blake2b(text, digest_size=8, key=_KEY).hexdigest()}"
 
     return _MAY_BE_SECRET.sub(digest, line)
-
-
-#: Without it somebody could try which short text has a digest.
-_KEY: Final = token_bytes(16)
-_TEXTS: Final = ("json", "rest", "user")

@@ -12,12 +12,13 @@ from egressproxy.config.compile.status.published_status import published_status
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet, read_all
 from egressproxy.config.reading.problems import ConfigError
+from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.net.listening import why_unusable
 from egressproxy.net.tls_contexts.system_roots import mark
-from egressproxy.processes.loader.compilation import Machine, compiled
-from egressproxy.processes.loader.request import read_request
-from egressproxy.processes.loader.result import CompiledConfig, pack_shown, places, write_answer
+from egressproxy.processes.loader.compilation import ELSEWHERE, Machine, compiled
+from egressproxy.processes.loader.request import LoadRequest, read_request
+from egressproxy.processes.loader.result import CompiledConfig, Trial, pack_shown, places, write_answer
 from egressproxy.processes.packing import pack
 from egressproxy.processes.pickling import dumps, loads
 
@@ -26,18 +27,31 @@ def answer(request: bytes) -> bytes:
     """Load and compile the sources of a `LoadRequest`: a `CompiledConfig`, or a ConfigError with every problem."""
     asked = read_request(request)
     previous = previous_of(asked.memory)
-    unbound = {(address, port): why for address, port, why in asked.unbound}
-    machine = Machine(why_unusable, mark(), unbound, asked.gateway_namespaces, asked.experimental, asked.has_service)
+    machine = machine_of(asked)
     try:
         resources = read_all(asked.paths, asked.state, asked.cluster)
         made = compiled(resources, asked.bind, previous, machine)
     except ConfigError as error:
         return write_answer(error)
-    return write_answer(handed_over(resources, made, previous))
+    return write_answer(handed_over(resources, made, previous, asked.bind, machine))
 
 
-def handed_over(resources: ResourceSet, made: Compiled, previous: Compiled | None) -> CompiledConfig:
-    """A compiled configuration for the serving processes, which neither read nor compile."""
+def machine_of(asked: LoadRequest) -> Machine:
+    """The machine that this request describes."""
+    unbound = {(address, port): why for address, port, why in asked.unbound}
+    return Machine(why_unusable, mark(), unbound, asked.gateway_namespaces, asked.experimental, asked.has_service)
+
+
+def handed_over(
+    resources: ResourceSet,
+    made: Compiled,
+    previous: Compiled | None,
+    bind: tuple[str, ...] = ("127.0.0.1",),
+    machine: Machine = ELSEWHERE,
+) -> CompiledConfig:
+    """A compiled configuration for the serving processes, which neither read nor compile. `bind` and `machine` are
+    those of the compilation.
+    """
     statuses, generations = made.statuses, made.generations
     spec, written, created, materials = made.spec, made.written, made.created, made.materials
     objects = (
@@ -64,6 +78,7 @@ def handed_over(resources: ResourceSet, made: Compiled, previous: Compiled | Non
         validities=made.validities,
         wanted=frozenset(resources.wanted),
         filter_places=tuple(_filter_places(resources)),
+        trials=_trials(resources, bind, machine),
     )
 
 
@@ -76,6 +91,14 @@ def _filter_places(resources: ResourceSet) -> Iterator[tuple[str, str]]:
                 if line:
                     named = f"{resource}: filter {getattr(extension, 'label', extension.name)} ("
                     yield named, f"{resource.origin.file}:{line}:{column}"
+
+
+def _trials(resources: ResourceSet, bind: tuple[str, ...], machine: Machine) -> tuple[Trial, ...]:
+    if all(each.spec.replaces is None for each in resources.of(EgressPolicy)):
+        return ()
+    from egressproxy.processes.loader.trials import trials
+
+    return trials(resources, bind, machine)
 
 
 def previous_of(memory: bytes) -> Compiled | None:

@@ -59,11 +59,11 @@ class Machine(NamedTuple):
     has_service: bool = False
 
 
-_ELSEWHERE: Final = Machine()
+ELSEWHERE: Final = Machine()
 
 
 def compiled(
-    resources: ResourceSet, bind: tuple[str, ...], previous: Compiled | None = None, machine: Machine = _ELSEWHERE
+    resources: ResourceSet, bind: tuple[str, ...], previous: Compiled | None = None, machine: Machine = ELSEWHERE
 ) -> Compiled:
     """The configuration of these objects (`reading.load.read_all`). `bind`: for Gateways without addresses. Raises
     ConfigError with every problem.
@@ -75,7 +75,7 @@ def compiled(
 
 
 def examined(
-    resources: ResourceSet, bind: tuple[str, ...], previous: Compiled | None = None, machine: Machine = _ELSEWHERE
+    resources: ResourceSet, bind: tuple[str, ...], previous: Compiled | None = None, machine: Machine = ELSEWHERE
 ) -> Compiled:
     """What can be compiled of these objects: `problems` of the result say why it must not be served."""
     made = compile_config(resources, Catalog(), _defaults(bind, machine), previous)

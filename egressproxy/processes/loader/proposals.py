@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -30,24 +29,22 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import AuthorityError, parse_authority
 from egressproxy.model.work import at_once
-from egressproxy.net.listening import why_unusable
 from egressproxy.net.timers import TimerWheel
-from egressproxy.net.tls_contexts.system_roots import mark
 from egressproxy.operators.explain.decision_diff import outcome
-from egressproxy.processes.loader.answer import previous_of
-from egressproxy.processes.loader.compilation import Machine, compiled
+from egressproxy.processes.loader.answer import machine_of, previous_of
+from egressproxy.processes.loader.compilation import compiled
 from egressproxy.processes.loader.request import LoadRequest, read_request
 from egressproxy.processes.pickling import loads
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.upstream.address_policy import classify
 
-#: The most policies that are compiled with changes, and the time for them, in seconds.
+#: The most policies that are compiled with changes, and the time for all, in seconds: reloads wait meanwhile.
 MAX_POLICIES: Final = 8
-MAX_S: Final = 10.0
+MAX_S: Final = 3.0
 #: A larger object is shown by its diff alone, and so are all where they are larger together; in characters of JSON.
 MAX_MANIFEST: Final = 16 * 1024
 MAX_MANIFESTS: Final = 1024 * 1024
 MAX_DIFF: Final = 8 * 1024
-_KEY: Final = ("egressproxy.io", "EgressPolicy")
 #: What an API server writes into `metadata`, and nobody edits.
 _OF_SERVERS: Final = ("managedFields", "uid", "resourceVersion", "generation", "creationTimestamp", "selfLink")
 
@@ -65,24 +62,26 @@ async def _proposals(request: LoadRequest, asked: Sequence[tuple[str, RecentDeci
     found: list[dict[str, Any] | None] = [None] * len(asked)
     resources = read_all(request.paths, request.state, request.cluster)
     until, room = monotonic() + MAX_S, MAX_MANIFESTS
-    by_policy: dict[str, list[int]] = {}
-    for number, (policy, _) in enumerate(asked):
-        by_policy.setdefault(policy, []).append(number)
-    for policy in list(by_policy)[:MAX_POLICIES]:
-        old = resources.get(*_KEY, *policy.split("/", 1)) if policy.count("/") == 1 else None
+    for policy in list(dict.fromkeys(policy for policy, _ in asked))[:MAX_POLICIES]:
+        old = resources.get("egressproxy.io", "EgressPolicy", *policy.split("/")) if policy.count("/") == 1 else None
         if old is None or monotonic() > until:
             continue
-        changes = {number: each for number in by_policy[policy] if (each := _entry(asked[number][1])) is not None}
-        wanted = [asked[number][1] for number in changes]
+        entries = {n: entry for n, (by, each) in enumerate(asked) if by == policy and (entry := _entry(each))}
         try:
-            snapshot = _with_entries(request, resources, old, list(changes.values()), wanted)
+            snapshot = _with_entries(request, resources, old, entries, asked)
         except (ConfigError, ValueError, OSError):  # it is not to be had so
             continue
-        for number, entry in changes.items():
+        before = old.to_manifest()
+        before["metadata"] = {name: value for name, value in before["metadata"].items() if name not in _OF_SERVERS}
+        lines, end = _lines(before), max(until, monotonic() + 1.0)  # what took long to compile is not in vain
+        for number, entry in entries.items():
             then = outcome(snapshot, asked[number][1])
-            if then.is_allowed and then.is_sure:
-                made = found[number] = _described(old, entry, room)
-                room -= len(json.dumps(made["manifest"]))
+            if then.is_allowed and then.is_sure and monotonic() <= end:
+                after = _allowing(before, [entry])
+                size = len(json.dumps(after))
+                is_shown = size <= min(MAX_MANIFEST, room)
+                room -= size if is_shown else 0
+                found[number] = _described(old, lines, after, is_shown=is_shown)
     return found
 
 
@@ -94,10 +93,9 @@ def _entry(decision: RecentDecision) -> dict[str, Any] | None:
         return None
     if authority.address is None:
         return {"hostnames": [authority.host], "ports": [authority.port]}
-    address = ip_address(authority.address)
-    if not address.is_global or address.is_multicast:
+    if classify(authority.address) is not None:
         return None
-    return {"cidrs": [f"{address}/{address.max_prefixlen}"], "ports": [authority.port]}
+    return {"cidrs": [f"{authority.address}/{authority.address.max_prefixlen}"], "ports": [authority.port]}
 
 
 def _allowing(manifest: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -110,13 +108,9 @@ def _allowing(manifest: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
         raise ValueError("the policy has no list of what is allowed")
     allowed = list(destinations["allow"])
     for entry in entries:
-        ports = entry["ports"]
         for number, known in enumerate(allowed):
-            if known.get("ports") and {**known, "ports": ports} == entry:
-                allowed[number] = {
-                    **known,
-                    "ports": [*known["ports"], *(each for each in ports if each not in known["ports"])],
-                }
+            if known.get("ports") and {**known, "ports": entry["ports"]} == entry:
+                allowed[number] = {**known, "ports": list(dict.fromkeys((*known["ports"], *entry["ports"])))}
                 break
         else:
             allowed.append(entry)
@@ -124,49 +118,41 @@ def _allowing(manifest: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
 
 
 def _with_entries(
-    request: LoadRequest, resources: ResourceSet, old: Resource, entries: Sequence[Mapping[str, Any]],
-    asked: Sequence[RecentDecision],
+    request: LoadRequest, resources: ResourceSet, old: Resource, entries: Mapping[int, Mapping[str, Any]],
+    asked: Sequence[tuple[str, RecentDecision]],
 ) -> Snapshot:  # fmt: skip
-    """What would serve the asked requests with these entries. Raises ConfigError, ValueError or OSError."""
-    text = yaml.safe_dump(_allowing(old.to_manifest(), entries))
-    (made,) = load_text(text, old.origin.file or "<change>", is_from_api=old.origin.is_from_api).objects
+    """What would serve the asked requests with their entries. Raises ConfigError, ValueError or OSError."""
+    text = "".join(_lines(_allowing(old.to_manifest(), list(entries.values()))))
+    (changed,) = load_text(text, old.origin.file or "<change>", is_from_api=old.origin.is_from_api).objects
     together = ResourceSet(
-        [made if each is old else each for each in resources.objects], resources.warnings, resources.problems,
+        [changed if each is old else each for each in resources.objects], resources.warnings, resources.problems,
         resources.broken, resources.read, resources.left_out,
     )  # fmt: skip
-    unbound = {(address, port): why for address, port, why in request.unbound}
-    machine = Machine(
-        why_unusable, mark(), unbound, request.gateway_namespaces, request.experimental, request.has_service
-    )
-    return _snapshot(compiled(together, request.bind, previous_of(request.memory), machine).spec, asked)
+    places = {(asked[number][1].gateway, asked[number][1].listener) for number in entries}
+    made = compiled(together, request.bind, previous_of(request.memory), machine_of(request))
+    return _snapshot(made.spec, places)
 
 
-def _snapshot(spec: ConfigIR, asked: Sequence[RecentDecision]) -> Snapshot:
-    """A snapshot with the listeners of these requests, which runs no operator's code."""
+def _snapshot(spec: ConfigIR, places: set[tuple[str, str]]) -> Snapshot:
+    """A snapshot with these listeners, which runs no operator's code."""
     import egressproxy.doors.products  # noqa: F401 (makes the products known)
 
-    named = {(each.gateway, each.listener) for each in asked}
-    listeners = tuple(each for each in spec.listeners if (each.gateway, each.name) in named)
+    listeners = tuple(each for each in spec.listeners if (each.gateway, each.name) in places)
     network = Network(asyncio.get_running_loop(), TimerWheel(), b"")
     builder = SnapshotBuilder(Catalog(), network, Metrics(""), None)
     builder.filters.hold_code()
     return at_once(builder.whole(replace(spec, listeners=listeners, collectors=())))
 
 
-def _described(old: Resource, entry: Mapping[str, Any], room: int) -> dict[str, Any]:
-    before = old.to_manifest()
-    before["metadata"] = {name: value for name, value in before["metadata"].items() if name not in _OF_SERVERS}
-    after = _allowing(before, [entry])
+def _described(old: Resource, before: list[str], after: dict[str, Any], *, is_shown: bool) -> dict[str, Any]:
     origin, name = old.origin, f"EgressPolicy {old.full_name}"
     is_file = not origin.is_from_api and origin.file and Path(origin.file).is_file()
-    size = len(json.dumps(after))
-    manifest = after if size <= min(MAX_MANIFEST, room) else None
+    diff = difflib.unified_diff(before, _lines(after), name, f"{name} (changed)")
     return {
-        "object": name, "file": f"{origin.file}:{origin.line}" if is_file else None,
-        "diff": "".join(_diff(before, after, name))[:MAX_DIFF], "manifest": manifest,
+        "object": name, "file": f"{origin.file}:{origin.line}" if is_file else None, "diff": "".join(diff)[:MAX_DIFF],
+        "manifest": after if is_shown else None,
     }  # fmt: skip
 
 
-def _diff(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> Iterator[str]:
-    old, new = (yaml.safe_dump(each, sort_keys=False).splitlines(keepends=True) for each in (before, after))
-    return difflib.unified_diff(old, new, name, f"{name} (changed)")
+def _lines(manifest: Mapping[str, Any]) -> list[str]:
+    return yaml.dump(manifest, Dumper=yaml.CSafeDumper, sort_keys=False).splitlines(keepends=True)

@@ -37,6 +37,22 @@ class ListenerAddress(NamedTuple):
     listener: str
 
 
+class Trial(NamedTuple):
+    """Policies on trial ("namespace/name") in place of one in force; `mark` changes with them. `spec` is the packed
+    configuration with them, compressed, or empty where that cannot be compiled: `why` then.
+    """
+
+    policies: tuple[str, ...]
+    replaced: str
+    quiet_s: float
+    mark: str
+    spec: bytes
+    why: str = ""
+
+    def __repr__(self) -> str:  # the spec has secrets
+        return f"Trial({', '.join(self.policies)} in place of {self.replaced})"
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledConfig:
     """A compiled configuration, for processes that neither read nor compile.
@@ -45,7 +61,7 @@ class CompiledConfig:
     of FilterTypes' types, for the catalogue. `findings` are the messages of `check`, and `validities` those of all
     certificates. `broken` are objects ("Kind namespace/name") with a sentence on a newly broken reference. `wanted` are
     the keys of lookups of kinds that are read by reference (`ResourceSet.wanted`). `filter_places` are the beginnings
-    of messages about declared filters, with `file:line:column`.
+    of messages about declared filters, with `file:line:column`. `trials` are of policies on trial.
     """
 
     spec: bytes = field(default=b"", repr=False)
@@ -59,6 +75,7 @@ class CompiledConfig:
     declared: bytes = b"{}"
     wanted: frozenset[Key] = frozenset()
     filter_places: tuple[tuple[str, str], ...] = ()
+    trials: tuple[Trial, ...] = field(default=(), repr=False)
 
     def with_places(self, message: str) -> str:
         """The message of a refused configuration; a line about a filter begins with file and line of its manifest."""
@@ -70,7 +87,7 @@ class CompiledConfig:
 
 
 #: All classes in a `CompiledConfig`.
-LOADED: Final = (CertificateUse, ListenerAddress, CompiledConfig, Problem, Severity, Validity)
+LOADED: Final = (CertificateUse, ListenerAddress, CompiledConfig, Problem, Severity, Trial, Validity)
 
 
 def builtin(port: int) -> CompiledConfig:
@@ -96,9 +113,17 @@ def pack_shown(
     objects: Iterable[tuple[Key, dict[str, Any], int, Mapping[str, Any] | None, str]],
 ) -> bytes:
     """Objects as (key, manifest, generation, status, time of the file "" for none)."""
-    entries = (
-        (key, line(manifest), generation, None if status is None else line(status), created)
+    return pack_published(
+        PublishedObject(*key, line(manifest), generation, None if status is None else line(status), created)
         for key, manifest, generation, status, created in objects
+    )
+
+
+def pack_published(objects: Iterable[PublishedObject]) -> bytes:
+    """The objects for `shown`."""
+    entries = (
+        ((each.group, each.kind, each.namespace, each.name), each.manifest, each.generation, each.status, each.created)
+        for each in objects
     )
     packed = io.BytesIO()
     # Without a time: the same objects are the same bytes.

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from egressproxy.errors import NotAnswered
 from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities
 from egressproxy.gateway.overload.process_limits import ProcessLimits
 from egressproxy.ir.backend import EndpointAddress
@@ -127,7 +128,10 @@ class DataPlane(Protocol):
     async def stop(self) -> None: ...  # end everything, and write what is to be logged
     async def ask_some(self, name: str, *arguments: object) -> list[bytes]:
         """The answers of all serving processes that answer."""
-        return await self.ask_all(name, *arguments)
+        try:
+            return await self.ask_all(name, *arguments)
+        except NotAnswered:
+            return []
 
 
 def process_limits(options: RunOptions) -> ProcessLimits:

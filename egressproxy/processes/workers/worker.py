@@ -210,38 +210,13 @@ class Worker:
             lambda: json.dumps([each._asdict() for each in decisions(found, subjects)]).encode()
         )
 
-    async def _denials(self, since_s: float, namespace: str) -> bytes:
-        await _imported("denials")
-        from egressproxy.operators.explain.denials import denials
-
-        kept = self.gateway.connection_manager.accounting.denials
-        return json.dumps(await in_turns(denials(self._in_service(), kept, since_s, namespace))).encode()
-
-    async def _decision(self, request_id: str) -> bytes:
-        """The decision about a request that has ended, as /decisions has it; null where it is not known."""
-        await _imported("denials")
-        from egressproxy.operators.explain.denials import decision_about
-
-        accounting = self.gateway.connection_manager.accounting
-        found = decision_about(request_id, self.gateway.snapshot, accounting.recent, accounting.denials)
-        return json.dumps(found).encode()
-
-    async def _shown(self, what: str) -> bytes:
-        """JSON of `limits`, `backends` or `credentials` of `operators.explain.in_service`."""
+    async def _shown(self, what: str, *arguments: object) -> bytes:
+        """What a function of `operators.explain.in_service.SHOWN` finds."""
         await _imported("in_service")
-        from egressproxy.operators.explain import in_service
+        from egressproxy.operators.explain.in_service import SHOWN
 
-        snapshot, accounting = self._in_service(), self.gateway.connection_manager.accounting
-        match what:
-            case "limits":
-                found = await in_turns(in_service.limits(snapshot, accounting.recent, accounting.denials))
-            case "backends":
-                found = await in_turns(in_service.backends(snapshot, self.metrics.usage().series.values()))
-            case "credentials":
-                found = await in_turns(in_service.credentials(snapshot))
-            case _:
-                raise NotAnswered(f"nothing is known as {what}")
-        return json.dumps(found).encode()
+        made = SHOWN[what](self._in_service(), self.gateway.connection_manager.accounting, *arguments)
+        return json.dumps(await in_turns(made)).encode()
 
     async def _open_connections(self) -> bytes:
         return b"%d" % self.gateway.connection_manager.clients.total
@@ -251,11 +226,8 @@ class Worker:
         if self._live is None:
             from egressproxy.telemetry.live_lines import LiveLines
 
-            self._live = LiveLines(self.access_log, self._end_live)
+            self._live = LiveLines(self.access_log)
         return self._live.take()
-
-    def _end_live(self) -> None:
-        self._live = None
 
     async def _caches(self, purge: CachePurge | None) -> bytes:
         snapshot = self.gateway.snapshot
@@ -340,8 +312,6 @@ QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "explain": Worker._explain,
     "look_up": Worker._look_up,
     "decisions": Worker._decisions,
-    "denials": Worker._denials,
-    "decision": Worker._decision,
     "shown": Worker._shown,
     "open_connections": Worker._open_connections,
     "live_lines": Worker._live_lines,

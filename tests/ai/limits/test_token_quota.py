@@ -164,6 +164,7 @@ def test_a_request_is_refused_if_what_it_may_take_does_not_fit():
         "this request reserves 204 tokens, 100 for its response; 146 are left: lower max_tokens, or come again"
         f" in {error.retry_after_s:,} s"
     )
+    assert error.has_own_remedy
     fields = dict(error.fields)
     assert fields[b"RateLimit"].startswith(b'"t";r=146;t=')
     assert fields[b"x-ratelimit-remaining-tokens"] == b"146"

@@ -71,7 +71,7 @@ def write(api: Api, conversation: Conversation) -> bytes:
 
 
 @IN_EACH_PAIR
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(50), deadline=None)
 @given(data=st.data())
 def test_any_conversation_means_the_same_there_and_back(source: Api, target: Api, data: st.DataObject):
     conversation = data.draw(conversations(source, target))

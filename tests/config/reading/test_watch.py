@@ -19,6 +19,13 @@ from tests.support.waiting import WAIT_S, until
 
 #: The library's own, where no test stands in for it.
 INOTIFY = watchfiles.watch
+#: The interval of regular looks here, in milliseconds: a fifth of the product's.
+LOOK_MS = 100
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_LOOK_MS", LOOK_MS)
 
 
 class Watcher:
@@ -36,9 +43,9 @@ class Watcher:
     async def change(self) -> None:
         await asyncio.wait_for(self.seen.get(), WAIT_S)
 
-    async def quiet(self, seconds: float = 0.8) -> None:
-        """Nothing more is seen. (Longer than the regular look.)"""
-        await asyncio.sleep(seconds)
+    async def quiet(self) -> None:
+        """Nothing more is seen, for longer than two regular looks."""
+        await asyncio.sleep(2.5 * LOOK_MS / 1000)
         assert self.seen.empty()
 
     async def close(self) -> None:
@@ -200,7 +207,7 @@ async def test_a_folder_that_is_removed_and_made_again_is_seen(tmp_path: Path) -
         await watcher.change()
         while True:  # the folder and its file may have been seen one after the other
             try:
-                await asyncio.wait_for(watcher.seen.get(), 0.8)
+                await asyncio.wait_for(watcher.seen.get(), 5 * LOOK_MS / 1000)
             except TimeoutError:
                 break
         replace(folder / "a.yaml", "c")

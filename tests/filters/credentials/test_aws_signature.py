@@ -96,7 +96,7 @@ def by_botocore(method, path, query, given_fields, body, one, service, *, is_s3,
 @given(methods, segments, pairs, fields, bodies, keys)
 @example("GET", ["", "..", "a", "", "b", "."], [("a", ""), ("b", "1"), ("a", "2")], {}, b"", KEYS)
 @example("POST", ["model", "anthropic.claude-3%3A0", "invoke"], [], {"content-type": "a  b"}, b"{}", SESSION)
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_signature_is_that_of_botocore(service, is_s3, method, parts, query, given_fields, body, one):
     path, query = target_of(parts, query)
     payload = hashlib.sha256(body).hexdigest().encode()

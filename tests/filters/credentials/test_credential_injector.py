@@ -426,6 +426,7 @@ async def run_waiting(made, x):
 
 async def test_a_file_beside_the_manifest_is_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr("egressproxy.filters.credentials.local_sources.FILE_S", 0.01)
+    monkeypatch.setattr("egressproxy.filters.credentials.refresher.SHORTEST_S", 0.01)
     (tmp_path / "key").write_text("first\n")
     spec = replace(place({"file": "key"}, None), folder=str(tmp_path))
     instances = FilterInstances(Catalog())

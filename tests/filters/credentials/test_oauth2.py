@@ -113,6 +113,7 @@ async def test_the_jwt_bearer_grant():
 async def test_a_token_of_the_platform_is_the_assertion_and_is_read_each_time(tmp_path, monkeypatch):
     """Azure workload identity: a projected token of the service account, which the platform replaces."""
     monkeypatch.setattr(refresher, "MARGIN_S", 0.0)
+    monkeypatch.setattr(refresher, "SHORTEST_S", 0.0)
     file = tmp_path / "token"
     file.write_text("projected-1\n")
     azure = {**ENDPOINT, "path": "/tenant/oauth2/v2.0/token"}

@@ -88,7 +88,8 @@ async def test_the_last_value_serves_until_it_expires_and_not_longer(source, mon
     await one.until(lambda s: s.told[-1] == ("the endpoint says 500", 0))
 
 
-async def test_a_final_failure_ends_the_value_at_once(source):
+async def test_a_final_failure_ends_the_value_at_once(source, monkeypatch):
+    monkeypatch.setattr(module, "SHORTEST_S", 0.0)
     one = source(Fetched(b"v1", refresh_s=0.01), FetchError("the file is gone", is_final=True))
     await one.refresher.ready()
     await one.until(lambda s: len(s.kept) > 1)
@@ -125,7 +126,8 @@ async def test_a_fetch_that_hangs_ends(source, monkeypatch):
     assert one.refresher.error.startswith("no answer within")
 
 
-async def test_after_close_nothing_more_is_fetched(source):
+async def test_after_close_nothing_more_is_fetched(source, monkeypatch):
+    monkeypatch.setattr(module, "SHORTEST_S", 0.0)
     one = source(Fetched(b"v1", refresh_s=0.01))
     await one.refresher.ready()
     one.open.clear()

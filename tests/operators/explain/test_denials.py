@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from egressproxy.model.work import at_once
-from egressproxy.operators.explain.denials import denials
+from egressproxy.operators.explain.denials import decision_about, denials
 from tests.gateway.conftest import Start
 from tests.gateway.kit import exchange, forward
 from tests.operators.explain.test_decision import octets, sent
@@ -13,8 +13,7 @@ from tests.support.conversation import Conversation
 
 
 def found(talk: Conversation, since_s: float = 0.0, namespace: str = "") -> dict[str, Any]:
-    accounting = talk.connection_manager.accounting
-    return at_once(denials(talk.snapshot, accounting.denials, since_s, namespace))
+    return at_once(denials(talk.snapshot, talk.connection_manager.accounting, since_s, namespace))
 
 
 def test_denials_are_groups_by_destination_and_caller_with_what_the_client_was_told(converse: Start):
@@ -33,6 +32,10 @@ def test_denials_are_groups_by_destination_and_caller_with_what_the_client_was_t
     )  # fmt: skip
     assert most["why"] == "b.example is not allowed by policy agents/default"
     assert most["remedy"] == 'add {hostnames: ["b.example"], ports: [80]} to destinations.allow'
+    about = at_once(decision_about(talk.snapshot, talk.connection_manager.accounting, most["request_id"]))
+    assert about is not None
+    assert (about["decisions"], about["denial"]["why"]) == ([most["decision"]], most["why"])
+    assert at_once(decision_about(talk.snapshot, talk.connection_manager.accounting, "gone")) is None
     assert most["first"] <= most["last"]
     assert most["allowed_now"] is False
     assert most["client"].count(":") == 0
@@ -44,9 +47,10 @@ def test_what_is_allowed_meanwhile_is_said(converse: Start):
     talk = converse(forward())
     sent(talk, octets("CONNECT", "b.example:443", ()))
     sent(talk, octets("TRACE", "http://a.example/", ()))
-    kept = talk.connection_manager.accounting.denials
+    accounting = talk.connection_manager.accounting
     talk = converse(forward(allow=("a.example", "b.example")))
-    now = {each["destination"]: each["allowed_now"] for each in at_once(denials(talk.snapshot, kept, 0.0))["denials"]}
+    found = at_once(denials(talk.snapshot, accounting, 0.0))["denials"]
+    now = {each["destination"]: each["allowed_now"] for each in found}
     assert now == {"b.example:443": True, "a.example:80": False}
 
 

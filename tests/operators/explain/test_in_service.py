@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from egressproxy.model.work import at_once
+from egressproxy.operators.explain import merging
 from egressproxy.operators.explain.in_service import backends, credentials, limits
 from tests.gateway.conftest import Start
 from tests.gateway.kit import exchange, forward, reverse
@@ -14,10 +15,13 @@ from tests.support.conversation import Conversation
 
 
 def left(talk: Conversation) -> list[tuple[str, Any, Any]]:
-    accounting = talk.connection_manager.accounting
-    found = at_once(limits(talk.snapshot, accounting.recent, accounting.denials))
+    found = at_once(limits(talk.snapshot, talk.connection_manager.accounting))
     assert len({each["key"] for each in found}) == len(found)
     return [(each["name"], each["left"], each["client"]) for each in found]
+
+
+def shown(talk: Conversation) -> list[dict[str, Any]]:
+    return merging.backends([at_once(backends(talk.snapshot, talk.connection_manager.accounting))])
 
 
 def test_each_count_is_told_once_the_least_left_first(converse: Start):
@@ -33,7 +37,7 @@ def test_each_count_is_told_once_the_least_left_first(converse: Start):
 
 def test_backends_have_their_endpoints_and_numbers(converse: Start):
     talk = converse(reverse())
-    (found,) = at_once(backends(talk.snapshot, ()))
+    (found,) = shown(talk)
     assert (found["name"], found["destination"], found["active"], found["limits_reached"]) == (
         "agents/a",
         "Fqdn",
@@ -52,7 +56,7 @@ def test_watched_endpoints_have_their_state(converse: Start):
     for cluster in talk.snapshot.clusters.values():
         for health in cluster.host_set.healths() if cluster.host_set is not None else ():
             health.state = type(health.state).EJECTED
-    hosts = {host["address"]: host for each in at_once(backends(talk.snapshot, ())) for host in each["hosts"]}
+    hosts = {host["address"]: host for each in shown(talk) for host in each["hosts"]}
     assert hosts["192.0.2.1:80"]["state"] == "ejected"
     assert (hosts["192.0.2.1:80"]["healthy"], hosts["192.0.2.1:80"]["ejected"]) == (False, True)
 
@@ -67,7 +71,7 @@ def test_credentials_are_named_and_not_shown(converse: Start):
     }
     backend = m.backend("with", "with.example", 80, extensions=[injector])
     talk = converse(reverse(m.prefix_rule("/", "with"), objects=(backend, m.secret("key", {"token": "hush"}))))
-    found = at_once(credentials(talk.snapshot))
+    found = at_once(credentials(talk.snapshot, talk.connection_manager.accounting))
     assert [(each["from"], each["filter"], each["secret"], each["present"]) for each in found] == [
         ("Backend agents/with", "c", "key/token", True)
     ]

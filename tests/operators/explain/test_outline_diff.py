@@ -14,9 +14,10 @@ from egressproxy.operators.explain.outline_diff import masked
         r'+ filters: x: {"value":"a\"hush","b":"c"}',
         '+ filters: x: {"apiKey":"hush"}; y: {"X-AUTH":"hush"}; z: {"db_password":"hush hush"}',
         "+ matches: headers: cookie, value: a=b; hush=c, hush",
+        '+ filters: x: {"values":["hush","a]hush"],"apiKeys":["hush\\"]hush"]}',
         "+ endpoint: https://user:hush@a.example/",
     ],
-    ids=["headers", "escaped", "names", "match", "url"],
+    ids=["headers", "escaped", "names", "match", "lists", "url"],
 )
 def test_what_may_be_a_credential_is_a_digest(line: str):
     shown = masked(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def test_a_change_is_one_entry_for_host_and_port_and_each_by_itself(tmp_path: Pa
     [
         "169.254.169.254:80", "10.0.0.1:443", "127.0.0.1:80", "[::1]:80", "[fd00:ec2::254]:80",
         "[::ffff:169.254.169.254]:80", "224.0.0.1:80", "evil.example:443", "*.example:443", "-", "a b:1",
-        "0xa9fea9fe:80", "2852039166:80",
+        "0xa9fea9fe:80", "2852039166:80", "[64:ff9b::a9fe:a9fe]:80", "[2002:a9fe:a9fe::1]:80", "[::a9fe:a9fe]:80",
+        "[fe80::1%25eth0]:80",
     ],
 )  # fmt: skip
 def test_nothing_is_proposed_for_what_is_closed_denied_or_no_host(tmp_path: Path, authority: str):
@@ -119,3 +121,18 @@ def test_large_objects_are_shown_by_their_diff_alone(tmp_path: Path):
     (change,) = proposed(write(tmp_path, destinations={"allow": many}), denied("new.example:443"))
     assert change is not None
     assert (change["manifest"], len(change["diff"]) < 400) == (None, True)
+
+
+def test_reloads_wait_for_it_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A client that asks for many hosts, denied by a policy with many entries, makes much work of it."""
+    asked = [denied(f"host-{number}.example:443") for number in range(9)]
+    for pace_s, made in ((1.0, 1), (0.5, 4), (0.1, 9)):
+        clock = count(0.0, pace_s)
+        monkeypatch.setattr(proposals, "monotonic", clock.__next__)
+        assert sum(each is not None for each in proposed(write(tmp_path), *asked)) == made
+
+
+def test_what_took_long_to_compile_is_not_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = iter((0.0, 1.0, 60.0, 60.1))
+    monkeypatch.setattr(proposals, "monotonic", clock.__next__)
+    assert proposed(write(tmp_path), denied("new.example:443"))[0] is not None

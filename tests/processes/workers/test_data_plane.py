@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from egressproxy.errors import NotAnswered
 from egressproxy.gateway.overload.process_limits import ProcessLimits
 from egressproxy.processes.workers import data_plane
-from egressproxy.processes.workers.data_plane import MANY_CONNECTIONS, collect_garbage, process_limits
+from egressproxy.processes.workers.data_plane import MANY_CONNECTIONS, DataPlane, collect_garbage, process_limits
 from egressproxy.run_options import RunOptions
 
 
@@ -35,3 +36,14 @@ def test_with_many_connections_a_reload_looks_at_the_youngest_objects_alone(conn
     finally:
         gc.callbacks.remove(look)
     assert looked[0] == generation
+
+
+class Empty(DataPlane):
+    """A process in which nothing is in service yet."""
+
+    async def ask_all(self, name: str, *arguments: object) -> list[bytes]:
+        raise NotAnswered("nothing is in service yet")
+
+
+async def test_what_a_process_without_a_configuration_shows_is_nothing():
+    assert await Empty().ask_some("shown", "limits") == []  # type: ignore[abstract]

@@ -76,8 +76,10 @@ class PolicyAttachments:
         self._tls_policies = tls_policies
         self._references = references
         self._merger = Merger(references, resources)
-        #: Every policy, oldest first.
-        self.objects = sorted(resources.of(EgressPolicy), key=age_of)
+        every = sorted(resources.of(EgressPolicy), key=age_of)
+        #: Every policy in force, oldest first; and those on trial.
+        self.objects = [each for each in every if each.spec.replaces is None]
+        self._on_trial = [each for each in every if each.spec.replaces is not None]
         self._foreign = ForeignPolicies(references)
         self._by_target: dict[tuple[Key, str], list[EgressPolicy]] = defaultdict(list)
         for policy in (*self.objects, *resources.left_out):
@@ -219,10 +221,25 @@ class PolicyAttachments:
         for layers in self._layers.values():
             if any(len(layer.policies) > 1 for layer in layers):  # report conflicts also at unserved places
                 self.merge(layers, is_routed=True)
-        return {
+        in_force = {
             policy.key: self._status(policy, generations[policy.key], faults, parents.get(policy.key))
             for policy in self.objects
         }
+        return in_force | {policy.key: self._trial_status(policy, generations[policy.key]) for policy in self._on_trial}
+
+    def _trial_status(self, policy: EgressPolicy, generation: int) -> Status:
+        ancestors = ReferenceConditions("ancestors", generation)
+        replaces = policy.spec.replaces
+        name = replaces.name if replaces is not None else ""
+        is_there = any(each.namespace == policy.namespace and each.metadata.name == name for each in self.objects)
+        for ref in policy.spec.target_refs:
+            conditions = ancestors.add(ref, namespace=self._references.namespace_of(policy, ref))
+            if is_there:
+                conditions.set("Accepted", True, "OnTrial", f"on trial in place of {name}: the policy is not in force")
+            else:
+                message = f"spec.replaces: no EgressPolicy {policy.namespace}/{name} is in force (name one that is)"
+                conditions.set("Accepted", False, "TargetNotFound", message)
+        return ancestors.to_status()
 
     def access_statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
         """The status of every XAccessPolicy, after all places are known."""

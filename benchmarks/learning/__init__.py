@@ -1,0 +1,1 @@
+"""What `egressproxy learn` makes of a recorded day."""

@@ -1,0 +1,538 @@
+"""`egressproxy learn`: the smallest policy that allows what clients were seen to do."""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import json
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, cast
+
+import click
+
+from egressproxy.cli.asking import ask
+from egressproxy.cli.option_values import memory_size
+from egressproxy.cli.options import ADMIN_DEFAULT, admin_option, asked_admin
+
+if TYPE_CHECKING:
+    from egressproxy.operators.learning.in_force import AllowedEntry
+    from egressproxy.operators.learning.judgement import Judgement, Thresholds
+    from egressproxy.operators.learning.observations import Observations
+    from egressproxy.operators.learning.policy_plan import By, PlannedPolicy
+
+#: A longer line is no line of the access log.
+MAX_LINE: Final = 1 << 17
+#: How often a process is asked with --follow, and progress is shown.
+POLL_S: Final = 1.0
+PROGRESS_S: Final = 1.0
+_GZIP: Final = b"\x1f\x8b"
+_SPAN: Final = re.compile(r"([0-9]{1,6})(s|m|h|d)", re.ASCII)
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def _span(value: str | float) -> float:
+    """Seconds of a text such as 90s, 10m, 1h or 14d. Raises click.BadParameter."""
+    if isinstance(value, float):
+        return value
+    found = _SPAN.fullmatch(value)
+    if found is None or not int(found[1]):
+        raise click.BadParameter(f"{value!r} is not a time; give one such as 90s, 10m, 1h or 14d")
+    return float(int(found[1]) * _SECONDS[found[2]])
+
+
+def _object_name(value: str) -> str:
+    if value and not _NAME.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is not the name of a policy (lower-case letters, digits, - and .)")
+    return value
+
+
+def _burst(value: str | tuple[int, float]) -> tuple[int, float]:
+    if isinstance(value, tuple):
+        return value
+    names, slash, window = value.partition("/")
+    if not slash or not names.isdigit() or not names.isascii() or not 2 <= int(names) <= 100_000:
+        raise click.BadParameter(f"{value!r} is not NAMES/TIME; give one such as 10/10m")
+    return int(names), _span(window)
+
+
+@click.command("learn")
+@click.argument(
+    "files", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    metavar="[FILE]...",
+)  # fmt: skip
+@admin_option(
+    f"Learn from the recent decisions of this process, of all its workers. Default without FILE: {ADMIN_DEFAULT}.",
+    default=None,
+)
+@click.option(
+    "--follow", is_flag=True, help="Go on collecting from the process until Ctrl-C, or for the time of --for."
+)
+@click.option("--for", "for_s", type=_span, metavar="TIME", help="With --follow: how long, such as 1h.")
+@click.option(
+    "--by", type=click.Choice(("auto", "namespace", "service-account", "identity")), default="auto", show_default=True,
+    help="For whom each policy is. auto: entries that all accounts of a namespace need are for the namespace, others"
+    " for the account. identity: as service-account, and nothing for clients that no policy can name.",
+)  # fmt: skip
+@click.option(
+    "--at-least", type=click.IntRange(1, 10_000), default=3, show_default=True, metavar="N",
+    help="In how many different minutes a client has to ask for a destination.",
+)  # fmt: skip
+@click.option(
+    "--burst", type=_burst, default="10/10m", show_default=True, metavar="NAMES/TIME",
+    help="So many new domains of one client, or names below one domain, in this time are left out if they did not come"
+    " back.",
+)  # fmt: skip
+@click.option(
+    "--upload", type=memory_size(1024), default="1Mi", show_default=True, metavar="SIZE",
+    help="A request that sends more, to a host that nobody else uses and that is no habit, is left out.",
+)  # fmt: skip
+@click.option(
+    "--port", "ports", type=click.IntRange(1, 65_535), multiple=True, metavar="PORT",
+    help="A port that is usual, too, beside 80 and 443; may be given again.",
+)  # fmt: skip
+@click.option("--private", is_flag=True, help="Learn names that lead to private addresses, too.")
+@click.option("--routed", is_flag=True, help="Learn destinations that routes serve, too.")
+@click.option("--suffixes", is_flag=True, help="Write *.domain for three or more names of one owner below a domain.")
+@click.option(
+    "--public-suffixes", "suffix_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="The Public Suffix List for --suffixes. Default: that of the system.",
+)  # fmt: skip
+@click.option(
+    "--against", type=click.Path(exists=True, path_type=Path), metavar="PATH",
+    help="The configuration in force: print only what is new or unused, as a diff of its learnt file.",
+)  # fmt: skip
+@click.option(
+    "--unused-after", "unused_s", type=_span, metavar="TIME",
+    help="With --against: remove entries that nobody has used for this time, such as 14d.",
+)  # fmt: skip
+@click.option(
+    "--replaces", default="", metavar="NAME", callback=lambda _ctx, _param, value: _object_name(value),
+    help="Put the policies on trial in place of this policy: they are not in force, and status says what they would"
+    " change.",
+)  # fmt: skip
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write into this new file. Default: standard output.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace the file of --output.")
+def command(
+    files: tuple[Path, ...],
+    admin: tuple[str, int] | None,
+    follow: bool,
+    for_s: float | None,
+    by: str,
+    at_least: int,
+    burst: tuple[int, float],
+    upload: int,
+    ports: tuple[int, ...],
+    private: bool,
+    routed: bool,
+    suffixes: bool,
+    suffix_file: Path | None,
+    against: Path | None,
+    unused_s: float | None,
+    replaces: str,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Write the smallest EgressPolicies that allow what clients were seen to do: from access logs (FILE, also
+    compressed by gzip, - for standard input), or from the recent decisions of a running process. Run the gateway with
+    `mode: Report` or `Open` meanwhile. Every entry has its evidence as a comment; what was left out, and why, stands
+    below the policies.
+
+    \b
+    Examples:
+      egressproxy learn /var/log/egress.jsonl* --output policies/learned.yaml
+      egressproxy learn --follow --for 1h --output policies/learned.yaml
+      kubectl logs deploy/egress | egressproxy learn -
+      egressproxy learn /var/log/egress.jsonl* --against policies/ --unused-after 14d | patch -p0
+
+    Exit status: 0 done, 1 nothing was learnt (with --against: something differs), 2 wrong usage, a file that cannot be
+    read or written, or no answer.
+    """
+    if files and (admin is not None or follow):
+        raise click.UsageError("give access logs, or a process with --admin and --follow, not both")
+    if for_s is not None and not follow:
+        raise click.UsageError("--for is the time of --follow")
+    if unused_s is not None and against is None:
+        raise click.UsageError("--unused-after needs --against PATH")
+    if suffix_file is not None and not suffixes:
+        raise click.UsageError("--public-suffixes is the list for --suffixes")
+    if files.count(Path("-")) > 1:
+        raise click.UsageError("- is standard input, which can be read once")
+    if output is not None and output.exists() and not force:
+        raise click.UsageError(f"{output} exists: give --force to replace it, or --against to see what would change")
+    known = _known_suffixes(suffix_file) if suffixes else None
+    from egressproxy.operators.learning.judgement import Thresholds, judge
+    from egressproxy.operators.learning.observations import Observations
+    from egressproxy.operators.learning.policy_plan import By
+
+    limits = Thresholds(at_least, burst[0], burst[1], upload, frozenset({80, 443, *ports}), private, routed)
+    seen = Observations()
+    if files:
+        _read_logs(files, seen)
+    else:
+        _read_process(asked_admin(admin), seen, follow, for_s)
+    if not seen.count:
+        unread = f"; {seen.unread} lines are no lines of an access log" if seen.unread else ""
+        click.echo(f"egressproxy: no decision was read, so there is nothing to learn{unread}", err=True)
+        sys.exit(1)
+    judged = judge(seen, limits)
+    if against is not None:
+        _compare(against, seen, judged, By(by), known, unused_s, replaces, output)
+    from egressproxy.operators.learning.policy_plan import plan
+    from egressproxy.operators.learning.policy_text import file_text, left_out_lines
+
+    policies, unnamed = plan(judged.learnt, By(by), suffixes=known)
+    policies = [replace(each, replaces=replaces) for each in policies]
+    _warn(seen, judged, policies, len(unnamed))
+    left = [*left_out_lines(judged.left_out, seen.overflows(), len(judged.learnt)), *_unnamed_lines(unnamed)]
+    _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output, force)
+    sys.exit(0 if policies else 1)
+
+
+def _known_suffixes(file: Path | None) -> Any:
+    from egressproxy.operators.learning.names import PUBLIC_SUFFIX_FILE, PublicSuffixes
+
+    file = file or PUBLIC_SUFFIX_FILE
+    try:
+        return PublicSuffixes(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise click.UsageError(
+            f"--suffixes needs the Public Suffix List, which says whose names *.domain would open; {file}: {why}."
+            " Install the package publicsuffix, or give the list of publicsuffix.org with --public-suffixes FILE"
+        ) from None
+
+
+# --- access logs ------------------------------------------------------------------------------------------------------
+
+
+def _read_logs(files: Sequence[Path], seen: Observations) -> None:
+    """Read them all, by time where there are several. Exits with 2 for one that cannot be read."""
+    total = sum(path.stat().st_size for path in files if path != Path("-"))
+    with ExitStack() as stack:
+        try:
+            opened = [_open(path, stack) for path in files]
+            progress = Progress(total, lambda: sum(raw.tell() for raw, _ in opened if raw.seekable()))
+            sources = [_records(file, seen) for _, file in opened]
+            records = sources[0] if len(sources) == 1 else heapq.merge(*sources, key=_time_of)
+            for number, record in enumerate(records):
+                seen.add_log(record)
+                if not number & 0x3FF:
+                    progress.show(seen.count)
+            progress.end()
+        except (OSError, EOFError) as error:  # gzip: a file that is cut
+            click.echo(f"egressproxy: an access log cannot be read: {error}", err=True)
+            sys.exit(2)
+
+
+def _open(path: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """The file, and a reader of its lines, uncompressed."""
+    raw: IO[bytes] = sys.stdin.buffer if path == Path("-") else stack.enter_context(path.open("rb"))
+    buffered = raw if isinstance(raw, BufferedReader) else BufferedReader(raw)  # type: ignore[type-var]
+    is_gzip = buffered.peek(2)[:2] == _GZIP
+    return raw, cast("IO[bytes]", gzip.GzipFile(fileobj=buffered)) if is_gzip else buffered
+
+
+def _records(file: IO[bytes], seen: Observations) -> Iterator[Mapping[str, Any]]:
+    is_rest = False
+    while line := file.readline(MAX_LINE):
+        was_rest, is_rest = is_rest, not line.endswith(b"\n")
+        if was_rest:
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            yield record
+        elif line.strip():
+            seen.unread += 1
+
+
+def _time_of(record: Mapping[str, Any]) -> str:
+    return str(record.get("time", ""))
+
+
+class Progress:
+    """A line on a terminal's standard error that shows how far reading has come."""
+
+    def __init__(self, total: int, position: Callable[[], int]) -> None:
+        self._total = total
+        self._position = position
+        self._is_shown = sys.stderr.isatty()
+        self._next = time.monotonic() + PROGRESS_S
+
+    def show(self, count: int) -> None:
+        """Show it, at most once a second."""
+        if self._is_shown and time.monotonic() >= self._next:
+            self._next = time.monotonic() + PROGRESS_S
+            share = f"{100 * self._position() // self._total} %, " if self._total else ""
+            click.echo(f"\r{share}{count} decisions", nl=False, err=True)
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._is_shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+
+# --- a process --------------------------------------------------------------------------------------------------------
+
+
+def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_s: float | None) -> None:
+    """Take the recent decisions; with `follow` those to come, until Ctrl-C or so many seconds."""
+    progress = Progress(0, lambda: 0)
+    before: Counter[str] = Counter()
+    end = time.monotonic() + for_s if for_s is not None else None
+    missed = False
+    is_routed = routed_by(ask(admin, "/model")["model"])
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                found = ask(admin, "/decisions", [("all", "1")])["decisions"]
+            except SystemExit:
+                if not seen.count:
+                    raise
+                click.echo("egressproxy: learning from what was collected until now", err=True)
+                break
+            now = Counter(json.dumps(each, sort_keys=True) for each in found)
+            new = now - before
+            missed |= bool(before) and len(found) >= KEPT and new.total() >= len(found)
+            for text in sorted(new.elements(), key=lambda each: json.loads(each)["time"]):
+                decision = json.loads(text)
+                seen.add_decision(decision, is_routed(decision))
+            before = now
+            if not follow or (end is not None and time.monotonic() >= end):
+                break
+            progress.show(seen.count)
+            time.sleep(POLL_S if end is None else min(POLL_S, max(end - time.monotonic(), 0)))
+    progress.end()
+    if missed:
+        click.echo(
+            "egressproxy: decisions came faster than they could be asked for, and some were missed: learn from the"
+            " access log instead", err=True,
+        )  # fmt: skip
+
+
+def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a route of this model (/model) may serve a decision: it names the host, or the listener is no proxy."""
+    routes: dict[str, set[str]] = {}
+    for name, values in model.items():
+        kind, _, rest = name.partition(" ")
+        if kind == "Listener" and values.get("protocol") not in _PROXIES:
+            routes.setdefault(rest.partition(",")[0], set()).add("*")
+        elif kind.endswith("Route") and " on " in rest and " rule " not in rest:
+            place = rest.partition(" on ")[2].partition(",")[0]
+            routes.setdefault(place, set()).update(values.get("hostnames", ()))
+
+    def is_routed(decision: Mapping[str, Any]) -> bool:
+        patterns = routes.get(f"{decision['gateway']}/{decision.get('listener')}", ())
+        host = str(decision["authority"]).rpartition(":")[0]
+        labels = host.split(".")
+        above = (f"*.{'.'.join(labels[at:])}" for at in range(1, len(labels)))
+        return bool(patterns) and any(each in patterns for each in ("*", host, *above))
+
+    return is_routed
+
+
+_PROXIES: Final = frozenset({f"egressproxy.io/{name}" for name in ("forward-proxy", "socks5", "transparent")})
+#: Decisions that each worker keeps (`gateway.exchange.recent_decisions`).
+KEPT: Final = 1024
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def _about(seen: Observations, limits: Thresholds, by: By, suffixes: bool) -> list[str]:
+    from egressproxy.operators.learning.policy_plan import moment
+
+    options = f"--by {by.value} --at-least {limits.at_least} --burst {limits.burst}/{limits.burst_s:g}s"
+    options += f" --upload {limits.upload}" + "".join(f" --port {port}" for port in sorted(limits.ports - {80, 443}))
+    options += " --private" * limits.allows_private + " --routed" * limits.allows_routed + " --suffixes" * suffixes
+    return [
+        f"From {seen.count} decisions about {_counted(len(seen.requests), 'client')},"
+        f" {moment(seen.first)} to {moment(seen.last)}; {options}",
+        "Requests within one minute count as one time. What was left out, and why, is below the policies.",
+        *_bounds(seen),
+    ]
+
+
+def _counted(number: int, one: str, more: str = "") -> str:
+    return f"{number} {one if number == 1 else more or one + 's'}"
+
+
+def _bounds(seen: Observations) -> Iterator[str]:
+    """What the bounds of memory have left out."""
+    if seen.forgotten:
+        yield (
+            f"The bound of memory was met: {seen.forgotten} destinations that were seen least were forgotten, so that"
+            " some entries may be missing. Learn from a shorter time, or from fewer clients at once."
+        )
+    if seen.crowded:
+        yield f"There are too many clients: {seen.crowded} requests of further ones were not looked at."
+
+
+def _warn(seen: Observations, judged: Judgement, policies: Sequence[PlannedPolicy], unnamed: int) -> None:
+    """Tell on standard error what a reader of the file has to know."""
+    from egressproxy.operators.learning.judgement import Left
+    from egressproxy.operators.learning.policy_plan import Subject
+
+    entries = sum(len(each.entries) for each in policies)
+    click.echo(
+        f"egressproxy: {seen.count} decisions, {_counted(entries, 'entry', 'entries')} in"
+        f" {_counted(len(policies), 'policy', 'policies')}; {_counted(len(judged.left_out), 'destination')} left out",
+        err=True,
+    )  # fmt: skip
+    for line in _bounds(seen):
+        click.echo(f"egressproxy: {line}", err=True)
+    if seen.unread:
+        click.echo(f"egressproxy: {seen.unread} lines are no lines of an access log", err=True)
+    closed = sum(each.why is Left.ADDRESS and "--private" in each.detail for each in judged.left_out)
+    if closed:
+        click.echo(
+            f"egressproxy: {closed} destinations lead to private addresses: --private learns them (behind a parent"
+            " proxy at a private address all names do)", err=True,
+        )  # fmt: skip
+    named = {str(record.client) for each in policies if each.subject == Subject()
+             for entry in each.entries for record in entry.records if record.client.name != "-"}  # fmt: skip
+    if named:
+        click.echo(
+            f"egressproxy: policies cannot name {len(named)} known clients (no service account): what they need is in a"
+            " policy for everybody; --by identity leaves it out", err=True,
+        )  # fmt: skip
+    if unnamed:
+        click.echo(
+            f"egressproxy: {unnamed} destinations are of clients that no policy can name, and are left out", err=True
+        )
+
+
+def _unnamed_lines(unnamed: Sequence[Any]) -> Iterator[str]:
+    from egressproxy.operators.learning.policy_text import comment
+
+    if unnamed:
+        yield "#"
+        yield f"# of clients that no policy can name (--by identity): {len(unnamed)}"
+        yield from (comment(f"#   {each.host}:{each.port} by {each.client}") for each in unnamed[:100])
+
+
+def _write(text: str, output: Path | None, force: bool = True) -> None:
+    """Print it, or write it into the file as a whole. Exits with 2 if that fails."""
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    part = output.with_name(f".{output.name}.{os.getpid()}.part") if force else output
+    try:
+        with open(part, "x", encoding="utf-8") as file:
+            try:
+                file.write(text)
+                file.flush()
+                if force:
+                    part.replace(output)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        click.echo(f"egressproxy: {output} cannot be written: {error.strerror or error}", err=True)
+        sys.exit(2)
+
+
+# --- against what is in force -----------------------------------------------------------------------------------------
+
+
+def _compare(
+    path: Path, seen: Observations, judged: Judgement, by: By, suffixes: Any, unused_s: float | None,
+    replaces: str, output: Path | None,
+) -> None:  # fmt: skip
+    """Print what is new or unused as a diff of the learnt file, and exit."""
+    from difflib import unified_diff
+
+    from egressproxy.operators.learning.in_force import last_used, not_allowed
+    from egressproxy.operators.learning.policy_plan import plan
+    from egressproxy.operators.learning.policy_text import MARK, changed, comment, file_text
+
+    entries = _entries_in_force(path)
+    current = judged.learnt
+    if unused_s is not None:
+        current = [each for each in current if each.last >= seen.last - unused_s]
+    planned, _unnamed = plan(not_allowed(current, entries), by, judged.learnt, suffixes)
+    new = [replace(each, replaces=replaces) for each in planned]
+    unused = _unused(seen, entries, unused_s, last_used)
+    file, before = _learnt_file(path, MARK)
+    if before:
+        gone = {(each.policy, each.hostname, tuple(sorted(each.ports))) for each in unused}
+        try:
+            change = changed(before, new, lambda *entry: entry in gone)
+        except ValueError as error:
+            raise click.UsageError(f"{file}: {error}; keep entries of your own in another file") from None
+        after, added, removed = change.text, change.added, change.removed
+    else:
+        after = file_text(["Beside the configuration in force."], new, ()) if new else ""
+        added, removed = sum(len(each.entries) for each in new), 0
+    written_by_hand = [each for each in unused if not before or f"name: {each.policy.partition('/')[2]}" not in before]
+    for each in written_by_hand:
+        click.echo(comment(f"# unused: {each.hostname} of EgressPolicy {each.policy}, which is not in a learnt file"))
+    lines = unified_diff(
+        before.splitlines(keepends=True),
+        after.splitlines(keepends=True),
+        str(file) if before else os.devnull,
+        str(file),
+    )
+    diff = "".join(lines)
+    if output is None:
+        click.echo(diff, nl=False)
+    else:
+        _write(diff, output)
+    new_ones = _counted(added, "new entry", "new entries")
+    click.echo(f"egressproxy: {new_ones}, {removed + len(written_by_hand)} unused", err=True)
+    sys.exit(1 if diff or written_by_hand else 0)
+
+
+def _unused(
+    seen: Observations, entries: Sequence[AllowedEntry], unused_s: float | None,
+    last_used: Callable[..., dict[AllowedEntry, float]],
+) -> list[AllowedEntry]:  # fmt: skip
+    """The entries that nobody has used for this time, counted from the latest decision."""
+    if unused_s is None:
+        return []
+    if seen.last - seen.first < unused_s:
+        click.echo(
+            f"egressproxy: the decisions span {(seen.last - seen.first) / 86_400:.1f} days, which is less than"
+            f" --unused-after: nothing is called unused", err=True,
+        )  # fmt: skip
+        return []
+    used = last_used((each for each in seen.records() if each.reached), entries)
+    return [entry for entry in entries if used[entry] < seen.last - unused_s]
+
+
+def _entries_in_force(path: Path) -> list[AllowedEntry]:
+    from egressproxy.cli.problems import show_problems
+    from egressproxy.config.reading.load import read_all
+    from egressproxy.config.reading.problems import ConfigError
+    from egressproxy.config.resources.policy import EgressPolicy
+    from egressproxy.operators.learning.in_force import allowed_entries
+
+    try:
+        objects = read_all([path]).objects
+    except ConfigError as error:
+        show_problems(error.problems, sys.stderr)
+        sys.exit(2)
+    return allowed_entries(each for each in objects if isinstance(each, EgressPolicy))
+
+
+def _learnt_file(path: Path, mark: str) -> tuple[Path, str]:
+    """The learnt file of a configuration with its text; where a new one would be, with "". Raises click.UsageError."""
+    paths: Iterable[Path] = sorted(path.glob("[!.]*.y*ml")) if path.is_dir() else [path]
+    found = [(each, text) for each in paths if (text := each.read_text("utf-8", "replace")).startswith(mark)]
+    if len(found) > 1:
+        names = ", ".join(str(each) for each, _ in found)
+        raise click.UsageError(f"{names} are learnt files; give one of them with --against")
+    return found[0] if found else ((path if path.is_dir() else path.parent) / "learned.yaml", "")

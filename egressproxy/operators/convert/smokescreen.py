@@ -1,0 +1,208 @@
+"""Smokescreen's ACL to EgressPolicies. Source of the semantics: stripe/smokescreen, pkg/smokescreen/acl/v1.
+
+The domains of a service's own rule come first, then global_deny_list, then global_allow_list, then its action. A client
+without a rule of its own has the default rule; EgressPolicies add up, so that rule is carried over as far as all
+services have it, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from egressproxy.operators.convert.destination_table import (
+    ANY_ADDRESS,
+    ANY_NAME,
+    HOSTNAME,
+    Host,
+    Origin,
+    Verdict,
+    matches,
+    port_ranges,
+    write_entries,
+)
+from egressproxy.operators.convert.manifests import Converted, ConvertError, Policy
+
+_ACTIONS: Final = ("open", "report", "enforce")
+_ACCOUNT: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LEFT_OUT: Final = {
+    "mitm_domains": "tunnels are looked into by `intercept`, and headers added by filters: docs/interception.md",
+    "allowed_external_proxies": "clients do not name a proxy; `parent` of an EgressPolicy does: docs/parents.md",
+}
+_EVERY_PORT: Final = port_ranges(())
+
+
+@dataclass(slots=True)
+class _Service:
+    """One rule: of a service, or the default."""
+
+    name: str
+    action: str
+    origin: Origin
+    domains: dict[Host, Origin] = field(default_factory=dict)
+
+
+def convert_smokescreen(path: Path) -> Converted:
+    """The policies for an ACL file. Raises ConvertError."""
+    into = Converted(str(path), port=4750)
+    try:
+        root = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConvertError(f"{path}: not YAML: {error}") from None
+    top = _fields(root, path)
+    version = top.pop("version", None)
+    if version is None or version.value != "v1":
+        raise ConvertError(f"{path}:{_line(version or root)}: version has to be v1")
+    if "services" not in top:
+        raise ConvertError(f"{path}: the list services is missing")
+    services = [_rule(each, path, into) for each in _items(top.pop("services"), path)]
+    for rule in services:
+        if sum(each.name == rule.name for each in services) > 1:
+            raise ConvertError(f"{rule.origin}: two rules for service {rule.name}")
+        if not _ACCOUNT.fullmatch(rule.name):
+            into.leave_out(rule.origin, "the name is no name of a service account: lower-case letters, digits and -")
+    default = _rule(top.pop("default"), path, into, "default") if "default" in top else None
+    denied = _globs(top.pop("global_deny_list", None), path, into)
+    allowed = _globs(top.pop("global_allow_list", None), path, into)
+    for key, node in top.items():
+        into.leave_out(Origin(str(path), _line(node), key), "not known")
+    hosts: dict[Host, Origin] = {ANY_NAME: Origin(str(path), 0)} | dict.fromkeys(ANY_ADDRESS, Origin(str(path), 0))
+    for each in (*(rule.domains for rule in (*services, *([default] if default else []))), denied, allowed):
+        hosts |= {host: origin for host, origin in each.items() if host not in hosts}
+    for rule in services:
+        if _ACCOUNT.fullmatch(rule.name):
+            table = {host: _verdict(rule, host, denied, allowed) for host in hosts}
+            into.policies.append(_policy(rule, table, hosts, into, rule.name))
+    if default:
+        table = {host: _verdict(default, host, denied, allowed) for host in hosts}
+        lost: set[Host] = set()
+        for rule in services:  # a policy for everybody is for the services, too
+            own = {host: _verdict(rule, host, denied, allowed).ports for host in hosts}
+            lost |= {host for host, each in table.items() if each.ports and not own[host]}
+            table = {host: Verdict(each.ports & own[host], each.rule) for host, each in table.items()}
+        if lost:
+            text = ", ".join(sorted("every other host" if each == ANY_NAME else str(each) for each in lost))
+            into.leave_out(default.origin, f"not for clients without a service: {text}: some service may not")
+        policy = _policy(default, table, hosts, into, "")
+        for host in (each for entry in policy.deny for each in entry.hosts):
+            for rule in services:
+                if any(
+                    _verdict(rule, each, denied, allowed).ports and _matches({host: rule.origin}, each)
+                    for each in hosts
+                ):
+                    into.leave_out(rule.origin, f"{host}: the default rule denies it, and deny beats allow")
+        into.policies.append(policy)
+    if services:
+        into.leave_out(
+            Origin(str(path), services[0].origin.line, "services"),
+            "who is which service: name the clients, as docs/identity.md says", is_rule=False,
+        )  # fmt: skip
+    return into
+
+
+def _verdict(rule: _Service, host: Host, denied: dict[Host, Origin], allowed: dict[Host, Origin]) -> Verdict:
+    nothing = Verdict(frozenset())
+    if _matches(rule.domains, host):
+        return Verdict(_EVERY_PORT, rule.origin)
+    if _matches(denied, host):
+        return nothing
+    if _matches(allowed, host) or rule.action != "enforce":
+        return Verdict(_EVERY_PORT, rule.origin)
+    return nothing
+
+
+def _matches(patterns: dict[Host, Origin], host: Host) -> bool:
+    return matches(patterns, host) if isinstance(host, str) else host in patterns
+
+
+def _policy(
+    rule: _Service, table: dict[Host, Verdict], hosts: dict[Host, Origin], into: Converted, account: str
+) -> Policy:
+    entries = write_entries(table, _EVERY_PORT, hosts.get, lambda at, why: into.leave_out(at or rule.origin, why))
+    mode = "Open" if entries.is_open else "Enforce"
+    if entries.is_open and rule.action == "report" and not entries.deny:
+        mode = "Report"
+        entries = write_entries(
+            {host: each if _listed(rule, host, hosts) else Verdict(frozenset()) for host, each in table.items()},
+            _EVERY_PORT, hosts.get, lambda _at, _why: None,
+        )  # fmt: skip
+    elif rule.action == "report" and mode == "Open":
+        into.leave_out(
+            rule.origin,
+            "report: mode is Open, because Report would let pass what global_deny_list denies: it is not counted",
+        )
+    return Policy(
+        account or "default.rule", mode, entries.allow, entries.deny, (account,) if account else (), str(rule.origin)
+    )
+
+
+def _listed(rule: _Service, host: Host, hosts: dict[Host, Origin]) -> bool:
+    return host in hosts and host not in (ANY_NAME, *ANY_ADDRESS) and _matches(rule.domains, host)
+
+
+def _rule(node: yaml.Node, path: Path, into: Converted, name: str = "") -> _Service:
+    found = _fields(node, path)
+    name = name or str(getattr(found.pop("name", None), "value", ""))
+    origin = Origin(str(path), _line(node), f"service {name}" if name != "default" else "default")
+    action = str(getattr(found.pop("action", None), "value", ""))
+    if action not in _ACTIONS:
+        raise ConvertError(f"{origin}: action {action!r}: write one of {', '.join(_ACTIONS)}")
+    rule = _Service(name, action, origin, _globs(found.pop("allowed_domains", None), path, into))
+    found.pop("project", None)
+    for key, each in found.items():
+        if each.value:
+            into.leave_out(Origin(str(path), _line(each), f"{name}: {key}"), _LEFT_OUT.get(key, "not known"))
+    return rule
+
+
+def _globs(node: yaml.Node | None, path: Path, into: Converted) -> dict[Host, Origin]:
+    """Domains with their places. Raises ConvertError for one that Smokescreen refuses."""
+    found: dict[Host, Origin] = {}
+    for each in _items(node, path):
+        origin = Origin(str(path), _line(each), str(each.value))
+        glob = str(each.value).lower().rstrip(".")
+        bare = glob.removeprefix("*.")
+        try:
+            found.setdefault(ip_network(ip_address(bare.strip("[]"))), origin)
+            continue
+        except ValueError:
+            pass
+        if "*" in bare or not bare:
+            raise ConvertError(f"{origin}: write a name, or *. before a name: Smokescreen refuses this one")
+        if not HOSTNAME.fullmatch(bare) or bare.rpartition(".")[2].isdigit():
+            raise ConvertError(f"{origin}: not a hostname: write an international name in its xn-- form")
+        found.setdefault(glob, origin)
+    return found
+
+
+def _fields(node: yaml.Node | None, path: Path) -> dict[str, yaml.Node]:
+    """The fields of a mapping. Raises ConvertError."""
+    if not isinstance(node, yaml.MappingNode):
+        raise ConvertError(f"{path}:{_line(node)}: fields are expected here")
+    found: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        if key.value == "<<":
+            raise ConvertError(f"{path}:{_line(key)}: merge keys are not read: write the fields out")
+        if key.value in found:
+            raise ConvertError(f"{path}:{_line(key)}: {key.value} is written twice")
+        found[str(key.value)] = value
+    return found
+
+
+def _items(node: yaml.Node | None, path: Path) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.SequenceNode):
+        yield from node.value
+    elif node is not None and node.value:
+        raise ConvertError(f"{path}:{_line(node)}: a list is expected here")
+
+
+def _line(node: yaml.Node | None) -> int:
+    return int(node.start_mark.line) + 1 if node is not None else 1

@@ -1,0 +1,184 @@
+"""Policy plan: learnt records as entries of policies, each for the narrowest clients that a policy can name. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from typing import Final
+
+from egressproxy.model.encoding import rfc3339
+from egressproxy.operators.learning.names import PublicSuffixes
+from egressproxy.operators.learning.observations import ClientKey, Record
+
+#: Names below one domain that one `*.suffix` replaces.
+SUFFIX_NAMES: Final = 3
+#: Bytes that one request has sent and a reader should know of.
+MUCH: Final = 1 << 20
+MAX_OBJECT_NAME: Final = 200
+_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+_SHOWN: Final = 3
+
+
+class By(str, Enum):
+    """Whom each policy is for. AUTO: a namespace where all its accounts agree about an entry, else the account."""
+
+    AUTO = "auto"
+    NAMESPACE = "namespace"
+    ACCOUNT = "service-account"
+    IDENTITY = "identity"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Subject:
+    """The clients of a policy; "" for each field that does not narrow them, so that `Subject()` is everybody."""
+
+    namespace: str = ""
+    trust_domain: str = ""
+    service_account: str = ""
+
+    @classmethod
+    def of(cls, client: ClientKey) -> Subject:
+        """The subject that names this client alone, or everybody, where none can."""
+        namespace, _, domain = client.namespace.partition("@")
+        can_be_named = _LABEL.fullmatch(namespace) and _NAME.fullmatch(client.service_account)
+        if not client.is_account or not can_be_named or (domain and not _NAME.fullmatch(domain)):
+            return cls()
+        return cls(namespace, domain, client.service_account)
+
+    @property
+    def of_namespace(self) -> Subject:
+        return Subject(self.namespace, self.trust_domain)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A hostname pattern of a policy with its evidence."""
+
+    hostname: str
+    ports: tuple[int, ...]
+    records: tuple[Record, ...]
+
+    def evidence(self) -> str:
+        """How often, by whom, when first and last, and what was asked for, where that was seen."""
+        count = sum(each.count for each in self.records)
+        clients = Counter[str]()
+        for each in self.records:
+            clients[str(each.client)] += each.count
+        shown = [name for name, _ in sorted(clients.items(), key=lambda each: (-each[1], each[0]))]
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        first, last = min(each.first for each in self.records), max(each.last for each in self.records)
+        requests = f"{count} request{'s' * (count != 1)} by {', '.join(shown[:_SHOWN])}{more}"
+        parts = [f"{requests}, {moment(first)} to {moment(last)}"]
+        most = max(each.sent_at_once for each in self.records)
+        if most >= MUCH:
+            parts.append(f"{sum(each.sent for each in self.records) >> 20} MiB sent, at most {most >> 20} MiB at once")
+        if self.hostname.startswith("*."):
+            names = sorted({each.host for each in self.records})
+            parts.append(f"{len(names)} names: {', '.join(names[:_SHOWN])}{' …' * (len(names) > _SHOWN)}")
+        methods = sorted({method for each in self.records for method in each.methods if method != "-"})
+        prefixes = sorted({prefix for each in self.records for prefix in each.prefixes})
+        if methods:
+            parts.append(f"{' '.join(methods)} {' '.join(prefixes[:8])}{' …' * (len(prefixes) > 8)}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPolicy:
+    """A policy of one Gateway ("namespace/name") for one subject. `replaces`: on trial in place of this policy."""
+
+    gateway: str
+    subject: Subject
+    entries: tuple[Entry, ...]
+    replaces: str = ""
+
+    @property
+    def name(self) -> str:
+        """A name that stays the same from run to run."""
+        subject = self.subject
+        gateway, namespace = self.gateway.partition("/")[2], subject.namespace or "everybody"
+        parts = ["learned", gateway, namespace, *filter(None, (subject.trust_domain, subject.service_account))]
+        text = ".".join(parts)
+        if len(text) <= MAX_OBJECT_NAME and _NAME.fullmatch(text) and not any("." in part for part in parts):
+            return text
+        short = re.sub(r"[^a-z0-9.-]|(?<=\.)-|-(?=\.)", "x", text[:MAX_OBJECT_NAME].lower()).rstrip(".-")
+        return f"{short}-{blake2b(chr(0).join(parts).encode(), digest_size=4).hexdigest()}"
+
+
+def plan(
+    learnt: Iterable[Record], by: By, known: Iterable[Record] = (), suffixes: PublicSuffixes | None = None
+) -> tuple[list[PlannedPolicy], list[Record]]:
+    """The policies, in a stable order, and records of clients that no policy can name, which `By.IDENTITY` leaves out.
+    `known`: what else was learnt of the clients, which says who the accounts of a namespace are. `suffixes`: offer
+    `*.suffix` where this list says that one owner has the names.
+    """
+    learnt = list(learnt)
+    accounts: dict[tuple[str, Subject], set[Subject]] = defaultdict(set)
+    for record in (*learnt, *known):
+        subject = Subject.of(record.client)
+        accounts[record.client.gateway, subject.of_namespace].add(subject)
+    places: dict[tuple[str, Subject], list[Record]] = defaultdict(list)
+    unnamed = []
+    for (gateway, _, _), records in _same(learnt).items():
+        subjects = {Subject.of(each.client) for each in records}
+        for namespace in {each.of_namespace for each in subjects}:
+            there = accounts[gateway, namespace]
+            is_shared = len(there) > 1 and there <= subjects
+            for record in records:
+                subject = Subject.of(record.client)
+                if subject.of_namespace != namespace:
+                    continue
+                if by is By.IDENTITY and subject == Subject() and record.client.name != "-":
+                    unnamed.append(record)
+                    continue
+                if by is By.NAMESPACE or (by is By.AUTO and is_shared):
+                    subject = namespace
+                places[gateway, subject].append(record)
+    return [
+        PlannedPolicy(gateway, subject, _entries(found, suffixes))
+        for (gateway, subject), found in sorted(places.items())
+    ], unnamed
+
+
+def moment(seconds: float) -> str:
+    """RFC 3339, to the minute."""
+    return rfc3339(seconds)[:16] + "Z"
+
+
+def _same(records: Iterable[Record]) -> Mapping[tuple[str, str, int], list[Record]]:
+    found: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
+    for each in records:
+        found[each.client.gateway, each.host, each.port].append(each)
+    return found
+
+
+def _entries(records: list[Record], suffixes: PublicSuffixes | None) -> tuple[Entry, ...]:
+    """An entry for each hostname, with all ports."""
+    hosts: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        hosts[record.host].append(record)
+    made = [Entry(name, tuple(sorted({each.port for each in found})), tuple(found)) for name, found in hosts.items()]
+    if suffixes is not None:
+        made = [*_joined(made, suffixes)]
+    return tuple(sorted(made, key=lambda each: (each.ports, reversed_name(each.hostname))))
+
+
+def _joined(entries: list[Entry], suffixes: PublicSuffixes) -> Iterator[Entry]:
+    """The entries, with `*.domain` in place of names below one domain with the same ports."""
+    below: dict[tuple[str, tuple[int, ...]], list[Entry]] = defaultdict(list)
+    for each in entries:
+        below[each.hostname.partition(".")[2], each.ports].append(each)
+    for (domain, ports), found in below.items():
+        if len(found) >= SUFFIX_NAMES and "." in domain and suffixes.is_owned(domain):
+            yield Entry(f"*.{domain}", ports, tuple(record for each in found for record in each.records))
+        else:
+            yield from found
+
+
+def reversed_name(hostname: str) -> tuple[list[str], str]:
+    """A key that sorts names of one domain together."""
+    return hostname.removeprefix("*.").split(".")[::-1], hostname

@@ -1,0 +1,297 @@
+"""Trials: what would come out otherwise if policies on trial were in force, counted beside the traffic.
+
+Every few seconds the recent decisions of all workers are read. Requests that were not seen before are decided again by
+a copy of the process that loads, with the policies on trial in force; the result is remembered, so that usual traffic
+costs a look-up here and nothing on the path of a request. Where more decisions come than a worker keeps, some are not
+looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from egressproxy.errors import NotAnswered
+from egressproxy.gateway.exchange.recent_decisions import RecentDecision
+from egressproxy.model.encoding import rfc3339
+from egressproxy.net.durable_file import replace_file
+from egressproxy.processes.loader.loader import Loader
+from egressproxy.processes.loader.process import LoadingFailed
+from egressproxy.processes.loader.result import Trial, pack_published, read_values, shown
+from egressproxy.processes.pickling import dumps
+from egressproxy.processes.workers.data_plane import DataPlane
+
+log = logging.getLogger("egressproxy")
+
+JUDGED: Final = "egressproxy.processes.loader.trials:judged"
+#: In the folder of `--state-dir`.
+NAME: Final = ".trials.json"
+POLL_S: Final = 5.0
+#: New requests are decided again at most so often, and status is published.
+JUDGE_S: Final = 30.0
+#: After this time without a look (a restart) the time between does not count as quiet.
+UNSEEN_S: Final = 600.0
+#: Status is published at most so often unless a decision would come out otherwise, or the trial gets ready.
+PUBLISH_S: Final = 300.0
+#: Different requests whose results are remembered; and those that wait to be decided.
+MAX_KNOWN: Final = 8192
+MAX_WAITING: Final = 4096
+MAX_DAYS: Final = 32
+DAY_S: Final = 86_400
+CONDITION: Final = "ReadyToEnforce"
+
+
+@dataclass(slots=True)
+class TrialCounts:
+    """Of one trial: decisions since its begin, and what would have come out otherwise; times in seconds since 1970.
+    `unseen_s` is the time since the last flip in which no process looked.
+    """
+
+    mark: str
+    since: float
+    decisions: int = 0
+    would_deny: int = 0
+    would_allow: int = 0
+    last_flip: float = 0.0
+    last_request: str = ""
+    seen_until: float = 0.0
+    unseen_s: float = 0.0
+    days: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, at: float, flip: str, count: int, request: str) -> None:
+        """Count decisions: `flip` is "", "deny" or "allow"."""
+        day = self.days.setdefault(rfc3339(at)[:10], [0, 0, 0])
+        day[0] += count
+        self.decisions += count
+        if flip:
+            day[1 if flip == "deny" else 2] += count
+            if flip == "deny":
+                self.would_deny += count
+            else:
+                self.would_allow += count
+            if at >= self.last_flip:
+                self.unseen_s = 0.0
+                self.last_flip, self.last_request = at, f"{request}: {flip}"
+        while len(self.days) > MAX_DAYS:
+            del self.days[min(self.days)]
+
+    def look(self, now: float) -> None:
+        """A process looks at the decisions now; after a long time without one that time is not called quiet."""
+        if self.seen_until and now - self.seen_until > UNSEEN_S:
+            self.unseen_s += now - self.seen_until
+        self.seen_until = now
+
+    def condition(self, trial: Trial, now: float) -> tuple[bool, str, str]:
+        """Whether it is ReadyToEnforce, the reason in one word, and a sentence."""
+        if trial.why:
+            return False, "NotTried", trial.why
+        quiet_s = now - max(self.since, self.last_flip) - self.unseen_s
+        counted = (
+            f"of {self.decisions} decisions since {rfc3339(self.since)} {self.would_deny} would be denied and"
+            f" {self.would_allow} allowed in place of {trial.replaced}"
+        )
+        last = f"; the last one at {rfc3339(self.last_flip)}, {self.last_request}" if self.last_flip else ""
+        days = f"quiet for {_span(min(quiet_s, trial.quiet_s))} of {_span(trial.quiet_s)}: "
+        if not self.decisions:
+            return False, "NoDecisions", f"no decision was seen since {rfc3339(self.since)}"
+        if quiet_s >= trial.quiet_s:
+            return True, "Quiet", f"{days}{counted}{last}"
+        return False, "WouldFlip" if self.last_flip else "TooEarly", f"{days}{counted}{last}"
+
+    def status(self, trial: Trial) -> dict[str, Any]:
+        """`status.trial` of the policies."""
+        last = {"lastFlip": rfc3339(self.last_flip), "lastRequest": self.last_request} if self.last_flip else {}
+        return {
+            "replaces": trial.replaced, "since": rfc3339(self.since), "decisions": self.decisions,
+            "wouldDeny": self.would_deny, "wouldAllow": self.would_allow, **last,
+            "days": [
+                {"date": day, "decisions": count, "wouldDeny": deny, "wouldAllow": allow}
+                for day, (count, deny, allow) in sorted(self.days.items())
+            ],
+        }  # fmt: skip
+
+
+class Trials:
+    """On the event loop. `on_change` is called when the counts that `overlay` shows have changed."""
+
+    def __init__(
+        self, data_plane: DataPlane, loader: Loader, flips: Counter[tuple[str, str]], state: Path | None,
+        on_change: Callable[[], Awaitable[None]], clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """`flips` counts decisions by policy and result for the metrics; `state` is the folder of --state-dir."""
+        self._data_plane = data_plane
+        self._loader = loader
+        self._flips = flips
+        self._file = state / NAME if state is not None else None
+        self._on_change = on_change
+        self._clock = clock
+        self._trials: tuple[Trial, ...] = ()
+        self._counts: dict[str, TrialCounts] = self._read()
+        self._before: Counter[RecentDecision] = Counter()
+        self._known: dict[RecentDecision, tuple[str, ...]] = {}
+        self._waiting: dict[RecentDecision, tuple[int, float]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._published: object = None
+        self._published_at = 0.0
+
+    def follow(self, trials: tuple[Trial, ...]) -> None:
+        """Try these, those of the configuration in service. Changed ones begin anew."""
+        now = self._clock()
+        self._trials, self._known = trials, {}
+        kept = self._counts
+        self._counts = {}
+        self._published = None
+        for each in trials:
+            before = kept.get(each.replaced)
+            is_same = before is not None and before.mark == each.mark
+            counts = self._counts[each.replaced] = before if before and is_same else TrialCounts(each.mark, now)
+            counts.look(now)
+        if trials and self._task is None:
+            self._task = asyncio.create_task(self._run())
+        elif not trials and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def overlay(self, packed: bytes) -> bytes:
+        """The packed objects (`result.shown`) with the counts in the status of policies on trial. For a thread: there
+        may be many objects.
+        """
+        now = self._clock()
+        by_policy = {name: each for each in self._trials for name in each.policies}
+        return pack_published(
+            replace(each, status=self._with_counts(each.status, by_policy[name], each.generation, now))
+            if each.kind == "EgressPolicy" and each.status is not None
+            and (name := f"{each.namespace}/{each.name}") in by_policy
+            else each
+            for each in shown(packed)
+        )  # fmt: skip
+
+    async def look(self) -> None:
+        """Read the recent decisions, and count those whose result is known."""
+        counts = await asyncio.to_thread(_new, await self._data_plane.ask_some("decisions"), self._before)
+        self._before, new = counts
+        since = min((each.since for each in self._counts.values()), default=0.0)
+        for decision, count in new.items():
+            if decision.time < since or decision.authority == "-":
+                continue
+            request = decision._replace(time=0.0, request_id="")
+            known = self._known.get(request)
+            if known is not None:
+                self._count(request, known, count, decision.time)
+            elif request in self._waiting or len(self._waiting) < MAX_WAITING:
+                waiting, at = self._waiting.get(request, (0, 0.0))
+                self._waiting[request] = waiting + count, max(at, decision.time)
+
+    async def judge(self) -> None:
+        """Have the new requests decided again, count them, and publish the counts. Raises LoadingFailed, OSError."""
+        trials = self._trials
+        tried = [each for each in trials if each.spec]
+        waiting, self._waiting = self._waiting, {}
+        if waiting and tried:
+            asked = dumps(([each.spec for each in tried], [tuple(each) for each in waiting]))
+            answer = await self._loader.ask(JUDGED, asked, lambda data: read_values(data, ()))
+            if self._trials is not trials or len(answer or ()) != len(tried):
+                return  # another configuration is in service since
+            if len(self._known) > MAX_KNOWN:
+                self._known = {}
+            results = {each.replaced: found for each, found in zip(tried, answer, strict=True)}
+            for at, (request, (count, when)) in enumerate(waiting.items()):
+                known = tuple(results[each.replaced][at] if each.replaced in results else "" for each in trials)
+                self._known[request] = known
+                self._count(request, known, count, when)
+        now = self._clock()
+        for counts in self._counts.values():
+            counts.look(now)
+        await self._publish(now)
+        await asyncio.to_thread(self._write)
+
+    async def _publish(self, now: float) -> None:
+        """Publish the counts if they say something new, or after a while: each time costs a write in a cluster."""
+        each = [(self._counts[trial.replaced], trial) for trial in self._trials]
+        news = [(counts.would_deny, counts.would_allow, counts.condition(trial, now)[:2]) for counts, trial in each]
+        if news != self._published or now - self._published_at >= PUBLISH_S:
+            self._published, self._published_at = news, now
+            await self._on_change()
+
+    async def _run(self) -> None:
+        next_judgement = 0.0
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self.look()
+                if time.monotonic() >= next_judgement:
+                    next_judgement = time.monotonic() + JUDGE_S
+                    await self.judge()
+            except (NotAnswered, LoadingFailed, OSError) as error:
+                log.warning("policies on trial are not looked at: %s", error)
+            except Exception:
+                log.exception("internal error: policies on trial are not looked at")
+
+    def _count(self, request: RecentDecision, known: tuple[str, ...], count: int, at: float) -> None:
+        text = f"{request.method} {request.authority} by {request.namespace}/{request.service_account}"
+        for trial, flip in zip(self._trials, known, strict=True):
+            counts = self._counts[trial.replaced]
+            if trial.spec and at >= counts.since:
+                counts.add(at, flip, count, text)
+                self._flips[trial.replaced, f"would_{flip}" if flip else "same"] += count
+
+    def _with_counts(self, status: bytes, trial: Trial, generation: int, now: float) -> bytes:
+        counts = self._counts[trial.replaced]
+        holds, reason, message = counts.condition(trial, now)
+        condition = {
+            "type": CONDITION, "status": "True" if holds else "False", "reason": reason, "message": message,
+            "observedGeneration": generation,
+            "lastTransitionTime": rfc3339(
+                max(counts.since, counts.last_flip) + (trial.quiet_s + counts.unseen_s if holds else 0)
+            ),
+        }  # fmt: skip
+        made: dict[str, Any] = json.loads(status)
+        for part in made.get("ancestors", ()):
+            part["conditions"] = [*part.get("conditions", ()), condition]
+        made["trial"] = counts.status(trial)
+        return json.dumps(made).encode()
+
+    def _read(self) -> dict[str, TrialCounts]:
+        """The counts of the process before this one. A file that cannot be read begins anew: it decides nothing."""
+        if self._file is None:
+            return {}
+        try:
+            with open(self._file, "rb") as file:
+                found = json.loads(file.read(1 << 20))
+            return {name: TrialCounts(**each) for name, each in found["trials"].items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            log.warning("%s cannot be read (%s): trials of policies begin anew", self._file, type(error).__name__)
+            return {}
+
+    def _write(self) -> None:
+        if self._file is not None:
+            made = {name: asdict(each) for name, each in self._counts.items()}
+            try:
+                replace_file(self._file, json.dumps({"version": 1, "trials": made}).encode())
+            except OSError as error:
+                log.warning("%s cannot be written: %s", self._file, error.strerror or error)
+
+
+def _span(seconds: float) -> str:
+    """The time in the largest unit that fits."""
+    for unit, length in (("days", DAY_S), ("hours", 3600), ("minutes", 60)):
+        if seconds >= length:
+            return f"{round(seconds / length, 1):g} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _new(
+    workers: Iterable[bytes], before: Counter[RecentDecision]
+) -> tuple[Counter[RecentDecision], Counter[RecentDecision]]:
+    """The recent decisions, and those that were not there before."""
+    now = Counter(RecentDecision.of_admin(each) for worker in workers for each in json.loads(worker))
+    return now, now - before
