@@ -16,7 +16,6 @@ from typing import Final
 
 from egressproxy.operators.learning.judgement import Left, LeftOut
 from egressproxy.operators.learning.names import domain_of
-from egressproxy.operators.learning.observations import Overflow
 from egressproxy.operators.learning.policy_plan import Entry, PlannedPolicy, Subject, moment, reversed_name
 
 #: The first line of a file that may be changed later.
@@ -68,10 +67,11 @@ def file_text(about: Sequence[str], policies: Sequence[PlannedPolicy], left_out:
     return head + "".join(f"---\n{policy_text(each)}" for each in policies) + "\n" + "\n".join(left_out) + "\n"
 
 
-def left_out_lines(left_out: Sequence[LeftOut], overflows: Iterable[Overflow], learnt: int) -> Iterator[str]:
+def left_out_lines(
+    left_out: Sequence[LeftOut], overflows: Sequence[tuple[object, str, int]], learnt: int
+) -> Iterator[str]:
     """Comments: what was left out, by reason, names of one client below one domain together."""
-    beyond = list(overflows)
-    if not left_out and not beyond:
+    if not left_out and not overflows:
         yield f"{LEFT_OUT} nothing."
         return
     yield f"{LEFT_OUT} {len(left_out)} of {len(left_out) + learnt} destinations of clients."
@@ -84,17 +84,17 @@ def left_out_lines(left_out: Sequence[LeftOut], overflows: Iterable[Overflow], l
             yield from lines[:MAX_LINES]
             if len(lines) > MAX_LINES:
                 yield f"#   ... and {len(lines) - MAX_LINES} lines more"
-    if beyond:
+    if overflows:
         yield "#"
         yield "# too many names below one domain, which were not kept"
-        for each in beyond[:MAX_LINES]:
-            yield comment(f"#   {each.client}: {each.requests} requests below {each.domain}")
+        for client, domain, requests in overflows[:MAX_LINES]:
+            yield comment(f"#   {client}: {requests} requests below {domain}")
 
 
 def _grouped(found: Iterable[LeftOut]) -> Iterator[str]:
     groups: dict[tuple[str, str, str], list[LeftOut]] = defaultdict(list)
     for each in found:
-        domain = domain_of(each.record.host) if each.why not in (Left.ADDRESS, Left.MALFORMED) else each.detail
+        domain = domain_of(each.record.host) if each.why is not Left.ADDRESS else each.detail
         groups[str(each.record.client), domain, each.record.client.gateway].append(each)
     for (client, _, _), together in sorted(groups.items(), key=lambda each: (-_requests(each[1]), each[0])):
         names = [f"{each.record.host}:{each.record.port}" for each in together]

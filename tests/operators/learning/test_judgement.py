@@ -60,6 +60,22 @@ def test_what_options_open():
     assert outcome(*often("a.example", port=22), ports=frozenset({22})) == {"a.example": "learnt"}
 
 
+def test_a_canary_on_one_port_leaves_out_the_host_on_all():
+    found = judged(*often("a.example"), *often("a.example", port=80, canary="k1"), ports=frozenset({80, 443}))
+    assert (found.learnt, {each.why.name for each in found.left_out}) == ([], {"CANARY"})
+
+
+def test_one_address_of_a_closed_class_is_enough():
+    lines = [*often("a.example", 3, upstream="127.0.0.1:443"), *often("a.example", upstream="10.0.0.7:443")]
+    assert outcome(*reversed(lines), allows_private=True) == {"a.example": "ADDRESS"}
+
+
+def test_one_request_of_an_accomplice_makes_no_host_usual():
+    upload = [line("drop.example.net", 60 + at, bytes_in=5_000_000, bytes_out=100) for at in range(5)]
+    found = judged(*often("api.example.com", 60, every=10), *upload, line("drop.example.net", 70, "other"))
+    assert {each.why.name for each in found.left_out} == {"UPLOAD", "RARE"}
+
+
 def test_names_of_a_burst_that_do_not_come_back_are_left_out():
     burst = [line(f"{name}.example", 60 + again) for name in "abcdefghij" for again in range(3)]
     ordinary = [*often("api.x.example", 24), *[line("job.y.example", 61 + at) for at in range(8)]]
@@ -122,7 +138,7 @@ def test_memory_is_bounded_and_says_so():
     assert any(each.host == "api.example" for each in many.records())
     below = seen(*(line(f"{at}.t.example", at) for at in range(500)), bounds=(1000, 100))
     assert len(below.records()) == 100
-    assert [(each.domain, each.requests) for each in below.overflows()] == [("t.example", 400)]
+    assert [each[1:] for each in below.overflows()] == [("t.example", 400)]
 
 
 @pytest.mark.parametrize(

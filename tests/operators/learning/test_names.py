@@ -12,6 +12,7 @@ com
 uk
 co.uk
 *.ck
+*.sch.uk
 !www.ck
 // ===BEGIN PRIVATE DOMAINS===
 github.io
@@ -58,7 +59,7 @@ def test_lookalikes(host: str, known: list[str]):
 
 
 @pytest.mark.parametrize(
-    "shared", ["com", "co.uk", "github.io", "s3.amazonaws.com", "amazonaws.com", "foo.ck", "zzz.zz"]
+    "shared", ["com", "co.uk", "github.io", "s3.amazonaws.com", "amazonaws.com", "foo.ck", "sch.uk", "zzz.zz"]
 )
 def test_a_shared_suffix_is_nobody_s(shared: str):
     assert not PublicSuffixes(LIST).is_owned(shared)
