@@ -10,10 +10,11 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from io import BufferedReader
+from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 
 #: A longer line is no line of the access log.
 MAX_LINE: Final = 1 << 17
-#: How often a process is asked with --follow, and progress is shown.
+#: How often a process is asked with --follow.
 POLL_S: Final = 1.0
-PROGRESS_S: Final = 1.0
+#: Decisions that each worker keeps (`gateway.exchange.recent_decisions`).
+KEPT: Final = 1024
+_PROXIES: Final = frozenset({f"egressproxy.io/{name}" for name in ("forward-proxy", "socks5", "transparent")})
 _GZIP: Final = b"\x1f\x8b"
 _SPAN: Final = re.compile(r"([0-9]{1,6})(s|m|h|d)", re.ASCII)
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
@@ -195,7 +198,7 @@ def command(
     policies = [replace(each, replaces=replaces) for each in policies]
     _warn(seen, judged, policies, len(unnamed))
     left = [*left_out_lines(judged.left_out, seen.overflows(), len(judged.learnt)), *_unnamed_lines(unnamed)]
-    _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output, force)
+    _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output)
     sys.exit(0 if policies else 1)
 
 
@@ -218,29 +221,21 @@ def _known_suffixes(file: Path | None) -> Any:
 
 def _read_logs(files: Sequence[Path], seen: Observations) -> None:
     """Read them all, by time where there are several. Exits with 2 for one that cannot be read."""
-    total = sum(path.stat().st_size for path in files if path != Path("-"))
     with ExitStack() as stack:
         try:
-            opened = [_open(path, stack) for path in files]
-            progress = Progress(total, lambda: sum(raw.tell() for raw, _ in opened if raw.seekable()))
-            sources = [_records(file, seen) for _, file in opened]
-            records = sources[0] if len(sources) == 1 else heapq.merge(*sources, key=_time_of)
-            for number, record in enumerate(records):
+            sources = [_records(_open(path, stack), seen) for path in files]
+            for record in sources[0] if len(sources) == 1 else heapq.merge(*sources, key=_time_of):
                 seen.add_log(record)
-                if not number & 0x3FF:
-                    progress.show(seen.count)
-            progress.end()
         except (OSError, EOFError) as error:  # gzip: a file that is cut
             click.echo(f"egressproxy: an access log cannot be read: {error}", err=True)
             sys.exit(2)
 
 
-def _open(path: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
-    """The file, and a reader of its lines, uncompressed."""
+def _open(path: Path, stack: ExitStack) -> IO[bytes]:
+    """A reader of the file's lines, uncompressed."""
     raw: IO[bytes] = sys.stdin.buffer if path == Path("-") else stack.enter_context(path.open("rb"))
     buffered = raw if isinstance(raw, BufferedReader) else BufferedReader(raw)  # type: ignore[type-var]
-    is_gzip = buffered.peek(2)[:2] == _GZIP
-    return raw, cast("IO[bytes]", gzip.GzipFile(fileobj=buffered)) if is_gzip else buffered
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=buffered)) if buffered.peek(2)[:2] == _GZIP else buffered
 
 
 def _records(file: IO[bytes], seen: Observations) -> Iterator[Mapping[str, Any]]:
@@ -263,36 +258,13 @@ def _time_of(record: Mapping[str, Any]) -> str:
     return str(record.get("time", ""))
 
 
-class Progress:
-    """A line on a terminal's standard error that shows how far reading has come."""
-
-    def __init__(self, total: int, position: Callable[[], int]) -> None:
-        self._total = total
-        self._position = position
-        self._is_shown = sys.stderr.isatty()
-        self._next = time.monotonic() + PROGRESS_S
-
-    def show(self, count: int) -> None:
-        """Show it, at most once a second."""
-        if self._is_shown and time.monotonic() >= self._next:
-            self._next = time.monotonic() + PROGRESS_S
-            share = f"{100 * self._position() // self._total} %, " if self._total else ""
-            click.echo(f"\r{share}{count} decisions", nl=False, err=True)
-
-    def end(self) -> None:
-        """Clear the line."""
-        if self._is_shown:
-            click.echo("\r\x1b[K", nl=False, err=True)
-
-
 # --- a process --------------------------------------------------------------------------------------------------------
 
 
 def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_s: float | None) -> None:
     """Take the recent decisions; with `follow` those to come, until Ctrl-C or so many seconds."""
-    progress = Progress(0, lambda: 0)
     before: Counter[str] = Counter()
-    end = time.monotonic() + for_s if for_s is not None else None
+    end = time.monotonic() + for_s if for_s is not None else inf
     missed = False
     is_routed = routed_by(ask(admin, "/model")["model"])
     with suppress(KeyboardInterrupt):
@@ -307,15 +279,12 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
             now = Counter(json.dumps(each, sort_keys=True) for each in found)
             new = now - before
             missed |= bool(before) and len(found) >= KEPT and new.total() >= len(found)
-            for text in sorted(new.elements(), key=lambda each: json.loads(each)["time"]):
-                decision = json.loads(text)
+            for decision in sorted(map(json.loads, new.elements()), key=lambda each: float(each["time"])):
                 seen.add_decision(decision, is_routed(decision))
             before = now
-            if not follow or (end is not None and time.monotonic() >= end):
+            if not follow or time.monotonic() >= end:
                 break
-            progress.show(seen.count)
-            time.sleep(POLL_S if end is None else min(POLL_S, max(end - time.monotonic(), 0)))
-    progress.end()
+            time.sleep(min(POLL_S, max(end - time.monotonic(), 0)))
     if missed:
         click.echo(
             "egressproxy: decisions came faster than they could be asked for, and some were missed: learn from the"
@@ -342,11 +311,6 @@ def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, 
         return bool(patterns) and any(each in patterns for each in ("*", host, *above))
 
     return is_routed
-
-
-_PROXIES: Final = frozenset({f"egressproxy.io/{name}" for name in ("forward-proxy", "socks5", "transparent")})
-#: Decisions that each worker keeps (`gateway.exchange.recent_decisions`).
-KEPT: Final = 1024
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
@@ -424,22 +388,13 @@ def _unnamed_lines(unnamed: Sequence[Any]) -> Iterator[str]:
         yield from (comment(f"#   {each.host}:{each.port} by {each.client}") for each in unnamed[:100])
 
 
-def _write(text: str, output: Path | None, force: bool = True) -> None:
-    """Print it, or write it into the file as a whole. Exits with 2 if that fails."""
+def _write(text: str, output: Path | None) -> None:
+    """Print it, or write it into the file. Exits with 2 if that fails."""
     if output is None:
         click.echo(text, nl=False)
         return
-    part = output.with_name(f".{output.name}.{os.getpid()}.part") if force else output
     try:
-        with open(part, "x", encoding="utf-8") as file:
-            try:
-                file.write(text)
-                file.flush()
-                if force:
-                    part.replace(output)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
+        output.write_text(text, "utf-8")
     except OSError as error:
         click.echo(f"egressproxy: {output} cannot be written: {error.strerror or error}", err=True)
         sys.exit(2)
@@ -455,62 +410,42 @@ def _compare(
     """Print what is new or unused as a diff of the learnt file, and exit."""
     from difflib import unified_diff
 
-    from egressproxy.operators.learning.in_force import last_used, not_allowed
+    from egressproxy.operators.learning.in_force import uses
     from egressproxy.operators.learning.policy_plan import plan
     from egressproxy.operators.learning.policy_text import MARK, changed, comment, file_text
 
     entries = _entries_in_force(path)
-    current = judged.learnt
-    if unused_s is not None:
-        current = [each for each in current if each.last >= seen.last - unused_s]
-    planned, _unnamed = plan(not_allowed(current, entries), by, judged.learnt, suffixes)
-    new = [replace(each, replaces=replaces) for each in planned]
-    unused = _unused(seen, entries, unused_s, last_used)
-    file, before = _learnt_file(path, MARK)
-    if before:
-        gone = {(each.policy, each.hostname, tuple(sorted(each.ports))) for each in unused}
-        try:
-            change = changed(before, new, lambda *entry: entry in gone)
-        except ValueError as error:
-            raise click.UsageError(f"{file}: {error}; keep entries of your own in another file") from None
-        after, added, removed = change.text, change.added, change.removed
-    else:
-        after = file_text(["Beside the configuration in force."], new, ()) if new else ""
-        added, removed = sum(len(each.entries) for each in new), 0
-    written_by_hand = [each for each in unused if not before or f"name: {each.policy.partition('/')[2]}" not in before]
-    for each in written_by_hand:
-        click.echo(comment(f"# unused: {each.hostname} of EgressPolicy {each.policy}, which is not in a learnt file"))
-    lines = unified_diff(
-        before.splitlines(keepends=True),
-        after.splitlines(keepends=True),
-        str(file) if before else os.devnull,
-        str(file),
-    )
-    diff = "".join(lines)
-    if output is None:
-        click.echo(diff, nl=False)
-    else:
-        _write(diff, output)
-    new_ones = _counted(added, "new entry", "new entries")
-    click.echo(f"egressproxy: {new_ones}, {removed + len(written_by_hand)} unused", err=True)
-    sys.exit(1 if diff or written_by_hand else 0)
-
-
-def _unused(
-    seen: Observations, entries: Sequence[AllowedEntry], unused_s: float | None,
-    last_used: Callable[..., dict[AllowedEntry, float]],
-) -> list[AllowedEntry]:  # fmt: skip
-    """The entries that nobody has used for this time, counted from the latest decision."""
-    if unused_s is None:
-        return []
-    if seen.last - seen.first < unused_s:
+    since = seen.last - unused_s if unused_s is not None else -inf
+    allowed = {id(record) for record, _ in uses(judged.learnt, entries)}
+    missing = [each for each in judged.learnt if id(each) not in allowed and each.last >= since]
+    new = [replace(each, replaces=replaces) for each in plan(missing, by, judged.learnt, suffixes)[0]]
+    unused = []
+    if unused_s is not None and seen.last - seen.first < unused_s:
         click.echo(
             f"egressproxy: the decisions span {(seen.last - seen.first) / 86_400:.1f} days, which is less than"
             f" --unused-after: nothing is called unused", err=True,
         )  # fmt: skip
-        return []
-    used = last_used((each for each in seen.records() if each.reached), entries)
-    return [entry for entry in entries if used[entry] < seen.last - unused_s]
+    elif unused_s is not None:
+        latest = (each for each in seen.records() if each.reached and each.last >= since)
+        used = {entry for _, entry in uses(latest, entries)}
+        unused = [each for each in entries if each not in used]
+    file, before = _learnt_file(path, MARK)
+    gone = {(each.policy, each.hostname, tuple(sorted(each.ports))) for each in unused}
+    by_hand = [each for each in unused if f"name: {each.policy.partition('/')[2]}" not in before]
+    try:
+        after = changed(before, new, gone) if before else ""
+    except ValueError as error:
+        raise click.UsageError(f"{file}: {error}; keep entries of your own in another file") from None
+    if new and not before:
+        after = file_text(["Beside the configuration in force."], new, ())
+    for each in by_hand:
+        click.echo(comment(f"# unused: {each.hostname} of EgressPolicy {each.policy}, which is not in a learnt file"))
+    old_lines, new_lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    diff = "".join(unified_diff(old_lines, new_lines, str(file) if before else os.devnull, str(file)))
+    _write(diff, output)
+    added = _counted(sum(len(each.entries) for each in new), "new entry", "new entries")
+    click.echo(f"egressproxy: {added}, {len(unused)} unused", err=True)
+    sys.exit(1 if diff or by_hand else 0)
 
 
 def _entries_in_force(path: Path) -> list[AllowedEntry]:
@@ -525,12 +460,12 @@ def _entries_in_force(path: Path) -> list[AllowedEntry]:
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)
         sys.exit(2)
-    return allowed_entries(each for each in objects if isinstance(each, EgressPolicy))
+    return [*allowed_entries(each for each in objects if isinstance(each, EgressPolicy))]
 
 
 def _learnt_file(path: Path, mark: str) -> tuple[Path, str]:
     """The learnt file of a configuration with its text; where a new one would be, with "". Raises click.UsageError."""
-    paths: Iterable[Path] = sorted(path.glob("[!.]*.y*ml")) if path.is_dir() else [path]
+    paths = sorted(path.glob("[!.]*.y*ml")) if path.is_dir() else [path]
     found = [(each, text) for each in paths if (text := each.read_text("utf-8", "replace")).startswith(mark)]
     if len(found) > 1:
         names = ", ".join(str(each) for each, _ in found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
@@ -121,23 +121,22 @@ def plan(
     for record in (*learnt, *known):
         subject = Subject.of(record.client)
         accounts[record.client.gateway, subject.of_namespace].add(subject)
+    users: dict[tuple[str, Subject, str, int], set[Subject]] = defaultdict(set)
+    for record in learnt:
+        subject = Subject.of(record.client)
+        users[record.client.gateway, subject.of_namespace, record.host, record.port].add(subject)
     places: dict[tuple[str, Subject], list[Record]] = defaultdict(list)
     unnamed = []
-    for (gateway, _, _), records in _same(learnt).items():
-        subjects = {Subject.of(each.client) for each in records}
-        for namespace in {each.of_namespace for each in subjects}:
-            there = accounts[gateway, namespace]
-            is_shared = len(there) > 1 and there <= subjects
-            for record in records:
-                subject = Subject.of(record.client)
-                if subject.of_namespace != namespace:
-                    continue
-                if by is By.IDENTITY and subject == Subject() and record.client.name != "-":
-                    unnamed.append(record)
-                    continue
-                if by is By.NAMESPACE or (by is By.AUTO and is_shared):
-                    subject = namespace
-                places[gateway, subject].append(record)
+    for record in learnt:
+        subject, gateway = Subject.of(record.client), record.client.gateway
+        namespace = subject.of_namespace
+        there = accounts[gateway, namespace]
+        is_shared = len(there) > 1 and there == users[gateway, namespace, record.host, record.port]
+        if by is By.IDENTITY and subject == Subject() and record.client.name != "-":
+            unnamed.append(record)
+        else:
+            is_for_namespace = by is By.NAMESPACE or (by is By.AUTO and is_shared)
+            places[gateway, namespace if is_for_namespace else subject].append(record)
     return [
         PlannedPolicy(gateway, subject, _entries(found, suffixes))
         for (gateway, subject), found in sorted(places.items())
@@ -149,34 +148,21 @@ def moment(seconds: float) -> str:
     return rfc3339(seconds)[:16] + "Z"
 
 
-def _same(records: Iterable[Record]) -> Mapping[tuple[str, str, int], list[Record]]:
-    found: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
-    for each in records:
-        found[each.client.gateway, each.host, each.port].append(each)
-    return found
-
-
 def _entries(records: list[Record], suffixes: PublicSuffixes | None) -> tuple[Entry, ...]:
-    """An entry for each hostname, with all ports."""
+    """An entry for each hostname with all ports; `*.domain` in place of names below one domain with the same ports."""
     hosts: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         hosts[record.host].append(record)
     made = [Entry(name, tuple(sorted({each.port for each in found})), tuple(found)) for name, found in hosts.items()]
-    if suffixes is not None:
-        made = [*_joined(made, suffixes)]
-    return tuple(sorted(made, key=lambda each: (each.ports, reversed_name(each.hostname))))
-
-
-def _joined(entries: list[Entry], suffixes: PublicSuffixes) -> Iterator[Entry]:
-    """The entries, with `*.domain` in place of names below one domain with the same ports."""
     below: dict[tuple[str, tuple[int, ...]], list[Entry]] = defaultdict(list)
-    for each in entries:
-        below[each.hostname.partition(".")[2], each.ports].append(each)
+    for entry in made if suffixes is not None else ():
+        below[entry.hostname.partition(".")[2], entry.ports].append(entry)
     for (domain, ports), found in below.items():
-        if len(found) >= SUFFIX_NAMES and "." in domain and suffixes.is_owned(domain):
-            yield Entry(f"*.{domain}", ports, tuple(record for each in found for record in each.records))
-        else:
-            yield from found
+        if len(found) >= SUFFIX_NAMES and suffixes is not None and suffixes.is_owned(domain):
+            joined = Entry(f"*.{domain}", ports, tuple(record for each in found for record in each.records))
+            names = {each.hostname for each in found}
+            made = [joined, *(each for each in made if each.hostname not in names)]
+    return tuple(sorted(made, key=lambda each: (each.ports, reversed_name(each.hostname))))
 
 
 def reversed_name(hostname: str) -> tuple[list[str], str]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -32,20 +31,11 @@ _PORTS: Final = re.compile(r"    - ports: \[([0-9, ]*)\]")
 _HOST: Final = re.compile(r'      - ("[^"]*"|[^\s#"]+)(?:  # .*)?')
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a new run would change in an earlier file: its new text, and how many entries come and go."""
-
-    text: str
-    added: int
-    removed: int
-
-
 def comment(text: str) -> str:
     """The text as one line of printable ASCII, of bounded length: fit for a comment."""
     safe = text.encode("ascii", "backslashreplace").decode()
     safe = "".join(each if " " <= each <= "~" else f"\\x{ord(each):02x}" for each in safe)
-    return safe if len(safe) <= MAX_COMMENT else f"{safe[:MAX_COMMENT]}…".replace("…", "...")
+    return safe if len(safe) <= MAX_COMMENT else f"{safe[:MAX_COMMENT]}..."
 
 
 def scalar(text: str) -> str:
@@ -141,69 +131,49 @@ def _host_line(entry: Entry) -> str:
 # --- the change of an earlier file -----------------------------------------------------------------------------------
 
 
-def changed(text: str, new: Sequence[PlannedPolicy], is_unused: Callable[[str, str, tuple[int, ...]], bool]) -> Change:
-    """The text of an earlier file without unused entries, and with new ones; its other lines stay as they are.
+def changed(text: str, new: Sequence[PlannedPolicy], gone: Collection[tuple[str, str, tuple[int, ...]]]) -> str:
+    """The text of an earlier file without entries that are gone, and with new ones; its other lines stay as they are.
 
-    `is_unused` is asked with the policy (namespace/name), hostname and ports of each entry.
+    `gone` are policy (namespace/name), hostname and ports. Raises ValueError for a line that `learn` has not written.
     """
-    documents = text.split("\n---\n")
-    # What was left out stands behind the last policy.
-    last, left, tail = documents[-1].partition(f"\n{LEFT_OUT}")
-    documents[-1] = last.rstrip("\n")
+    body, left, tail = text.partition(f"\n{LEFT_OUT}")
     wanted = {f"{each.gateway.partition('/')[0]}/{each.name}": each for each in new}
-    added = sum(len(each.entries) for each in new)
-    removed = 0
     made = []
-    for document in documents:
+    for document in body.rstrip("\n").split("\n---\n"):
         named = _NAMED.search(document)
-        if named is None:
-            made.append(document)
-            continue
-        policy = f"{_value(named[2])}/{_value(named[1])}"
+        policy = f"{_value(named[2])}/{_value(named[1])}" if named is not None else ""
         planned = wanted.pop(policy, None)
-        written, gone = _changed_document(
-            document,
-            planned,
-            lambda host, ports, policy=policy: is_unused(policy, host, ports),  # type: ignore[misc]
-        )
-        removed += gone
-        made.append(written)
+        entries = planned.entries if planned is not None else ()
+        made.append(_changed_document(document, policy, entries, gone) if policy else document)
     made += [policy_text(each).rstrip("\n") for each in wanted.values()]
-    return Change("\n---\n".join(made) + "\n" + left + tail, added, removed)
+    return "\n---\n".join(made) + "\n" + left + tail
 
 
 def _changed_document(
-    document: str, planned: PlannedPolicy | None, is_unused: Callable[[str, tuple[int, ...]], bool]
-) -> tuple[str, int]:
-    head: list[str] = []
-    groups: dict[tuple[int, ...], dict[str, str]] = {}
+    document: str, policy: str, new: Iterable[Entry], gone: Collection[tuple[str, str, tuple[int, ...]]]
+) -> str:
+    lines: list[str] = []
+    groups: dict[tuple[int, ...], dict[str, str]] = defaultdict(dict)
     ports: tuple[int, ...] | None = None
-    removed = 0
     for line in document.split("\n"):
-        found = _PORTS.fullmatch(line)
-        if found is not None:
+        if found := _PORTS.fullmatch(line):
             ports = tuple(int(each) for each in found[1].split(",") if each.strip())
-            groups[ports] = groups.get(ports, {})
         elif ports is None:
-            head.append(line)
-        elif (host := _HOST.fullmatch(line)) is not None:
+            lines.append(line)
+        elif host := _HOST.fullmatch(line):
             name = _value(host[1])
-            if is_unused(name, ports):
-                removed += 1
-            else:
+            if (policy, name, ports) not in gone:
                 groups[ports][name] = line
         elif line.strip() and line != "      hostnames:":
             raise ValueError(f"a line that `learn` has not written: {line.strip()[:80]}")
-    for entry in planned.entries if planned is not None else ():
-        groups.setdefault(entry.ports, {})[entry.hostname] = _host_line(entry)
-    if head and head[-1].startswith("    allow:"):
-        head[-1] = "    allow:" if any(groups.values()) else "    allow: []"
-    lines = list(head)
+    for entry in new:
+        groups[entry.ports][entry.hostname] = _host_line(entry)
+    if lines[-1].startswith("    allow:"):
+        lines[-1] = "    allow:" if groups else "    allow: []"
     for numbers, hosts in sorted(groups.items()):
-        if hosts:
-            lines += [_ports_line(numbers), "      hostnames:"]
-            lines += [hosts[name] for name in sorted(hosts, key=reversed_name)]
-    return "\n".join(lines), removed
+        lines += [_ports_line(numbers), "      hostnames:"]
+        lines += [hosts[name] for name in sorted(hosts, key=reversed_name)]
+    return "\n".join(lines)
 
 
 def _value(written: str) -> str:
