@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from io import BufferedReader
 from math import inf
 from pathlib import Path
@@ -119,7 +118,7 @@ def _burst(value: str | tuple[int, float]) -> tuple[int, float]:
     help="With --against: remove entries that nobody has used for this time, such as 14d.",
 )  # fmt: skip
 @click.option(
-    "--replaces", default="", metavar="NAME", callback=lambda _ctx, _param, value: _object_name(value),
+    "--replaces", type=_object_name, default="", metavar="NAME",
     help="Put the policies on trial in place of this policy: they are not in force, and status says what they would"
     " change.",
 )  # fmt: skip
@@ -194,10 +193,10 @@ def command(
     from egressproxy.operators.learning.policy_plan import plan
     from egressproxy.operators.learning.policy_text import file_text, left_out_lines
 
-    policies, unnamed = plan(judged.learnt, By(by), suffixes=known)
-    policies = [replace(each, replaces=replaces) for each in policies]
-    _warn(seen, judged, policies, len(unnamed))
-    left = [*left_out_lines(judged.left_out, seen.overflows(), len(judged.learnt)), *_unnamed_lines(unnamed)]
+    policies, unnamed = plan(judged.learnt, By(by), suffixes=known, replaces=replaces)
+    left_out = [*judged.left_out, *unnamed]
+    _warn(seen, policies, len(left_out))
+    left = left_out_lines(left_out, seen.overflows(), len(judged.learnt) - len(unnamed))
     _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output)
     sys.exit(0 if policies else 1)
 
@@ -224,7 +223,9 @@ def _read_logs(files: Sequence[Path], seen: Observations) -> None:
     with ExitStack() as stack:
         try:
             sources = [_records(_open(path, stack), seen) for path in files]
-            for record in sources[0] if len(sources) == 1 else heapq.merge(*sources, key=_time_of):
+            for record in (
+                sources[0] if len(sources) == 1 else heapq.merge(*sources, key=lambda each: str(each.get("time", "")))
+            ):
                 seen.add_log(record)
         except (OSError, EOFError) as error:  # gzip: a file that is cut
             click.echo(f"egressproxy: an access log cannot be read: {error}", err=True)
@@ -252,10 +253,6 @@ def _records(file: IO[bytes], seen: Observations) -> Iterator[Mapping[str, Any]]
             yield record
         elif line.strip():
             seen.unread += 1
-
-
-def _time_of(record: Mapping[str, Any]) -> str:
-    return str(record.get("time", ""))
 
 
 # --- a process --------------------------------------------------------------------------------------------------------
@@ -294,6 +291,8 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
 
 def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
     """Whether a route of this model (/model) may serve a decision: it names the host, or the listener is no proxy."""
+    from egressproxy.operators.learning.names import patterns_of
+
     routes: dict[str, set[str]] = {}
     for name, values in model.items():
         kind, _, rest = name.partition(" ")
@@ -304,11 +303,8 @@ def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, 
             routes.setdefault(place, set()).update(values.get("hostnames", ()))
 
     def is_routed(decision: Mapping[str, Any]) -> bool:
-        patterns = routes.get(f"{decision['gateway']}/{decision.get('listener')}", ())
-        host = str(decision["authority"]).rpartition(":")[0]
-        labels = host.split(".")
-        above = (f"*.{'.'.join(labels[at:])}" for at in range(1, len(labels)))
-        return bool(patterns) and any(each in patterns for each in ("*", host, *above))
+        patterns = routes.get(f"{decision['gateway']}/{decision.get('listener')}", set())
+        return not patterns.isdisjoint(("*", *patterns_of(decision["authority"].rpartition(":")[0])))
 
     return is_routed
 
@@ -345,27 +341,20 @@ def _bounds(seen: Observations) -> Iterator[str]:
         yield f"There are too many clients: {seen.crowded} requests of further ones were not looked at."
 
 
-def _warn(seen: Observations, judged: Judgement, policies: Sequence[PlannedPolicy], unnamed: int) -> None:
+def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: int) -> None:
     """Tell on standard error what a reader of the file has to know."""
-    from egressproxy.operators.learning.judgement import Left
     from egressproxy.operators.learning.policy_plan import Subject
 
     entries = sum(len(each.entries) for each in policies)
     click.echo(
         f"egressproxy: {seen.count} decisions, {_counted(entries, 'entry', 'entries')} in"
-        f" {_counted(len(policies), 'policy', 'policies')}; {_counted(len(judged.left_out), 'destination')} left out",
+        f" {_counted(len(policies), 'policy', 'policies')}; {_counted(left_out, 'destination')} left out",
         err=True,
     )  # fmt: skip
     for line in _bounds(seen):
         click.echo(f"egressproxy: {line}", err=True)
     if seen.unread:
         click.echo(f"egressproxy: {seen.unread} lines are no lines of an access log", err=True)
-    closed = sum(each.why is Left.ADDRESS and "--private" in each.detail for each in judged.left_out)
-    if closed:
-        click.echo(
-            f"egressproxy: {closed} destinations lead to private addresses: --private learns them (behind a parent"
-            " proxy at a private address all names do)", err=True,
-        )  # fmt: skip
     named = {str(record.client) for each in policies if each.subject == Subject()
              for entry in each.entries for record in entry.records if record.client.name != "-"}  # fmt: skip
     if named:
@@ -373,19 +362,6 @@ def _warn(seen: Observations, judged: Judgement, policies: Sequence[PlannedPolic
             f"egressproxy: policies cannot name {len(named)} known clients (no service account): what they need is in a"
             " policy for everybody; --by identity leaves it out", err=True,
         )  # fmt: skip
-    if unnamed:
-        click.echo(
-            f"egressproxy: {unnamed} destinations are of clients that no policy can name, and are left out", err=True
-        )
-
-
-def _unnamed_lines(unnamed: Sequence[Any]) -> Iterator[str]:
-    from egressproxy.operators.learning.policy_text import comment
-
-    if unnamed:
-        yield "#"
-        yield f"# of clients that no policy can name (--by identity): {len(unnamed)}"
-        yield from (comment(f"#   {each.host}:{each.port} by {each.client}") for each in unnamed[:100])
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -418,7 +394,7 @@ def _compare(
     since = seen.last - unused_s if unused_s is not None else -inf
     allowed = {id(record) for record, _ in uses(judged.learnt, entries)}
     missing = [each for each in judged.learnt if id(each) not in allowed and each.last >= since]
-    new = [replace(each, replaces=replaces) for each in plan(missing, by, judged.learnt, suffixes)[0]]
+    new, _ = plan(missing, by, judged.learnt, suffixes, replaces)
     unused = []
     if unused_s is not None and seen.last - seen.first < unused_s:
         click.echo(

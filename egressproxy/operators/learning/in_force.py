@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from egressproxy.config.resources.policy import EgressPolicy, Subject
+from egressproxy.operators.learning.names import patterns_of
 from egressproxy.operators.learning.observations import ClientKey, Record
 
 
@@ -50,8 +51,7 @@ def uses(records: Iterable[Record], entries: Iterable[AllowedEntry]) -> Iterator
     for entry in entries:
         of_pattern[entry.hostname].append(entry)
     for record in records:
-        labels = record.host.split(".")
-        for pattern in (record.host, *(f"*.{'.'.join(labels[at:])}" for at in range(1, len(labels)))):
+        for pattern in patterns_of(record.host):
             for entry in of_pattern.get(pattern, ()):
                 if entry.allows(record.client, record.port):
                     yield record, entry

@@ -45,6 +45,7 @@ class Left(str, Enum):
     LOOKALIKE = "looks like another domain"
     UPLOAD = "an unusual upload to a host of nobody else"
     RARE = "seen too rarely (--at-least)"
+    UNNAMED = "of a client that no policy can name (--by identity)"
 
 
 @dataclass(frozen=True, slots=True)

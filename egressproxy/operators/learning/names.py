@@ -55,6 +55,11 @@ def domain_of(host: str) -> str:
     return ".".join(labels[-2:])
 
 
+def patterns_of(host: str) -> list[str]:
+    """The hostnames of policies and routes that match this name."""
+    return [host, *(f"*.{tail}" for tail in _tails(host)[1:])]
+
+
 def carries_data(host: str) -> bool:
     """Whether a label looks random, or the name is long: it may carry data to the owner's name server."""
     below = host.removesuffix(domain_of(host))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
 
 from egressproxy.model.encoding import rfc3339
+from egressproxy.operators.learning.judgement import Left, LeftOut
 from egressproxy.operators.learning.names import PublicSuffixes
 from egressproxy.operators.learning.observations import ClientKey, Record
 
@@ -110,13 +111,13 @@ class PlannedPolicy:
 
 
 def plan(
-    learnt: Iterable[Record], by: By, known: Iterable[Record] = (), suffixes: PublicSuffixes | None = None
-) -> tuple[list[PlannedPolicy], list[Record]]:
+    learnt: Sequence[Record], by: By, known: Iterable[Record] = (), suffixes: PublicSuffixes | None = None,
+    replaces: str = "",
+) -> tuple[list[PlannedPolicy], list[LeftOut]]:  # fmt: skip
     """The policies, in a stable order, and records of clients that no policy can name, which `By.IDENTITY` leaves out.
     `known`: what else was learnt of the clients, which says who the accounts of a namespace are. `suffixes`: offer
-    `*.suffix` where this list says that one owner has the names.
+    `*.suffix` where this list says that one owner has the names. `replaces`: on trial in place of this policy.
     """
-    learnt = list(learnt)
     accounts: dict[tuple[str, Subject], set[Subject]] = defaultdict(set)
     for record in (*learnt, *known):
         subject = Subject.of(record.client)
@@ -133,12 +134,12 @@ def plan(
         there = accounts[gateway, namespace]
         is_shared = len(there) > 1 and there == users[gateway, namespace, record.host, record.port]
         if by is By.IDENTITY and subject == Subject() and record.client.name != "-":
-            unnamed.append(record)
+            unnamed.append(LeftOut(record, Left.UNNAMED))
         else:
             is_for_namespace = by is By.NAMESPACE or (by is By.AUTO and is_shared)
             places[gateway, namespace if is_for_namespace else subject].append(record)
     return [
-        PlannedPolicy(gateway, subject, _entries(found, suffixes))
+        PlannedPolicy(gateway, subject, _entries(found, suffixes), replaces)
         for (gateway, subject), found in sorted(places.items())
     ], unnamed
 
