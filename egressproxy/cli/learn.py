@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import BufferedReader
@@ -126,25 +125,11 @@ def _burst(value: str | tuple[int, float]) -> tuple[int, float]:
               help="Write into this new file. Default: standard output.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file of --output.")
 def command(
-    files: tuple[Path, ...],
-    admin: tuple[str, int] | None,
-    follow: bool,
-    for_s: float | None,
-    by: str,
-    at_least: int,
-    burst: tuple[int, float],
-    upload: int,
-    ports: tuple[int, ...],
-    private: bool,
-    routed: bool,
-    suffixes: bool,
-    suffix_file: Path | None,
-    against: Path | None,
-    unused_s: float | None,
-    replaces: str,
-    output: Path | None,
+    files: tuple[Path, ...], admin: tuple[str, int] | None, follow: bool, for_s: float | None, by: str, at_least: int,
+    burst: tuple[int, float], upload: int, ports: tuple[int, ...], private: bool, routed: bool, suffixes: bool,
+    suffix_file: Path | None, against: Path | None, unused_s: float | None, replaces: str, output: Path | None,
     force: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Write the smallest EgressPolicies that allow what clients were seen to do: from access logs (FILE, also
     compressed by gzip, - for standard input), or from the recent decisions of a running process. Run the gateway with
     `mode: Report` or `Open` meanwhile. Every entry has its evidence as a comment; what was left out, and why, stands
@@ -260,7 +245,7 @@ def _records(file: IO[bytes], seen: Observations) -> Iterator[Mapping[str, Any]]
 
 def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_s: float | None) -> None:
     """Take the recent decisions; with `follow` those to come, until Ctrl-C or so many seconds."""
-    before: Counter[str] = Counter()
+    before: dict[str, Any] = {}
     end = time.monotonic() + for_s if for_s is not None else inf
     missed = False
     is_routed = routed_by(ask(admin, "/model")["model"])
@@ -273,10 +258,10 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
                     raise
                 click.echo("egressproxy: learning from what was collected until now", err=True)
                 break
-            now = Counter(json.dumps(each, sort_keys=True) for each in found)
-            new = now - before
-            missed |= bool(before) and len(found) >= KEPT and new.total() >= len(found)
-            for decision in sorted(map(json.loads, new.elements()), key=lambda each: float(each["time"])):
+            now = {json.dumps(each): each for each in found}
+            new = [each for text, each in now.items() if text not in before]
+            missed |= bool(before) and len(new) == len(now) >= KEPT
+            for decision in sorted(new, key=lambda each: float(each["time"])):
                 seen.add_decision(decision, is_routed(decision))
             before = now
             if not follow or time.monotonic() >= end:

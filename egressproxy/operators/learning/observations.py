@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from ipaddress import ip_address
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -25,7 +26,7 @@ MAX_RECORDS: Final = 40_000
 MAX_NAMES: Final = 1_000
 MAX_CLIENTS: Final = 10_000
 #: Characters of what names a client; longer ones are cut.
-MAX_KEY: Final = 1024
+MAX_KEY: Final = 512
 #: Seconds since 1970 of the year 2200: times of a log lie before.
 MAX_TIME: Final = 7_258_118_400
 #: Of a record: methods, path prefixes, and their segments. With more prefixes they get shorter.
@@ -149,8 +150,6 @@ class Observations:
         self._records: dict[tuple[ClientKey, str, int], Record] = {}
         self._names: Counter[tuple[ClientKey, str]] = Counter()
         self._beyond: Counter[tuple[ClientKey, str]] = Counter()
-        self._places: dict[tuple[str, ...], ClientKey] = {}
-        self._classes: dict[str, frozenset[str]] = {}
         self.requests: Counter[ClientKey] = Counter()
         self.count = self.forgotten = self.unread = self.crowded = 0
         self.first, self.last = float("inf"), float("-inf")
@@ -180,7 +179,7 @@ class Observations:
         record.received += received
         record.sent_at_once = max(record.sent_at_once, sent)
         if upstream != "-":
-            record.addresses |= self._classes_of(str(upstream)[:64])
+            record.addresses |= _classes_of(str(upstream)[:64])
         if method != "CONNECT":
             record.see_path(str(method), str(path))
 
@@ -208,9 +207,11 @@ class Observations:
         authority = parse_authority(text.encode("ascii"))
         if not 0 <= at < MAX_TIME:
             raise ValueError("no time")
-        host, port = authority.host, authority.port
-        client = self._places.get(key) or self._client(key)
-        if host == _OURS or client is None:
+        client, host, port = _client_of(*key), authority.host, authority.port
+        if host == _OURS:
+            return None
+        if len(self.requests) >= MAX_CLIENTS and client not in self.requests:
+            self.crowded += 1
             return None
         self.count += 1
         self.first, self.last = min(self.first, at), max(self.last, at)
@@ -219,18 +220,6 @@ class Observations:
         if record is not None:
             record.see(at)
         return record
-
-    def _client(self, key: tuple[str, str, str, str]) -> ClientKey | None:
-        gateway, namespace, account, name = (str(each)[:512] for each in key)
-        client = ClientKey(gateway, namespace, account)
-        if not client.is_account:
-            client = ClientKey(gateway, "-", "-", name)
-        if len(self.requests) >= MAX_CLIENTS and client not in self.requests:
-            self.crowded += 1
-            return None
-        if len(self._places) < 2 * MAX_CLIENTS and sum(map(len, key)) < MAX_KEY:
-            self._places[key] = client
-        return client
 
     def _new_record(self, client: ClientKey, host: str, port: int) -> Record | None:
         domain = domain_of(host)
@@ -257,14 +246,18 @@ class Observations:
                 del self._names[below]
             self.forgotten += 1
 
-    def _classes_of(self, upstream: str) -> frozenset[str]:
-        """The class of the address that was dialled; "public" for all others."""
-        found = self._classes.get(upstream)
-        if found is None:
-            if len(self._classes) > MAX_CLIENTS:
-                self._classes.clear()
-            found = self._classes[upstream] = frozenset({address_class(upstream.rpartition(":")[0]) or "public"})
-        return found
+
+@lru_cache(maxsize=2 * MAX_CLIENTS)
+def _client_of(gateway: str, namespace: str, account: str, name: str) -> ClientKey:
+    gateway, namespace, account, name = (str(each)[:MAX_KEY] for each in (gateway, namespace, account, name))
+    client = ClientKey(gateway, namespace, account)
+    return client if client.is_account else ClientKey(gateway, "-", "-", name)
+
+
+@lru_cache(maxsize=MAX_CLIENTS)
+def _classes_of(upstream: str) -> frozenset[str]:
+    """The class of the address that was dialled; "public" for all others."""
+    return frozenset({address_class(upstream.rpartition(":")[0]) or "public"})
 
 
 def address_class(host: str) -> str:
