@@ -61,9 +61,9 @@ def patterns_of(host: str) -> list[str]:
 
 
 def carries_data(host: str) -> bool:
-    """Whether a label looks random, or the name is long: it may carry data to the owner's name server."""
+    """Whether a label looks random, or all of them, or the name is long: it may carry data to the owner's server."""
     below = host.removesuffix(domain_of(host))
-    return len(below) > LONG_NAME or any(is_random(label) for label in host.split(".")[:-1])
+    return len(below) > LONG_NAME or any(map(is_random, (*host.split(".")[:-1], below.replace(".", "-"))))
 
 
 def is_random(label: str) -> bool:
@@ -77,7 +77,7 @@ class Lookalikes:
     """Finds names that differ in one character from a domain in this collection, or carry it in another domain."""
 
     def __init__(self, domains: Iterable[str]) -> None:
-        self._domains = frozenset(domains)
+        self._domains = {each: _DIGITS.sub("", each) for each in domains}
         self._near: defaultdict[str, set[str]] = defaultdict(set)
         for domain in self._domains:
             for key in _appearances(domain):
@@ -86,11 +86,12 @@ class Lookalikes:
     def of(self, host: str) -> list[str]:
         """The domains that this name could be taken for, in order. Other digits make a series of names."""
         own = domain_of(host)
+        letters = _DIGITS.sub("", own)
         near = {domain for key in _appearances(own) for domain in self._near.get(key, ())}
-        found = {domain for domain in near if _DIGITS.sub("", domain) != _DIGITS.sub("", own)}
+        found = {domain for domain in near if self._domains[domain] != letters}
         labels = host.split(".")
-        inside = (".".join(labels[at : at + size]) for size in (2, 3) for at in range(len(labels) - size))
-        return sorted((found | self._domains.intersection(inside)) - {own})
+        inside = {".".join(labels[at : at + size]) for size in (2, 3) for at in range(len(labels) - size)}
+        return sorted((found | self._domains.keys() & inside) - {own})
 
 
 def _appearances(domain: str) -> Iterator[str]:

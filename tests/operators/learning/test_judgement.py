@@ -60,9 +60,18 @@ def test_what_options_open():
     assert outcome(*often("a.example", port=22), ports=frozenset({22})) == {"a.example": "learnt"}
 
 
-def test_a_canary_on_one_port_leaves_out_the_host_on_all():
-    found = judged(*often("a.example"), *often("a.example", port=80, canary="k1"), ports=frozenset({80, 443}))
-    assert (found.learnt, {each.why.name for each in found.left_out}) == ([], {"CANARY"})
+def test_a_canary_on_one_port_or_name_leaves_out_the_domain():
+    found = outcome(*often("a.river.net"), *often("a.river.net", port=80, canary="k1"), *often("b.river.net"))
+    assert found == {"a.river.net": "CANARY", "b.river.net": "CANARY"}
+
+
+def test_an_upload_is_unusual_also_of_two_clients_or_with_large_answers():
+    def sent(account: str, answer: int) -> list[dict[str, Any]]:
+        return [line("drop.net", 600 + at, account, bytes_in=50_000_000, bytes_out=answer) for at in range(3)]
+
+    usual = often("api.example.com", 60, every=10)
+    assert outcome(*usual, *sent("a", 100), *sent("b", 100))["drop.net"] == "UPLOAD"
+    assert outcome(*usual, *sent("a", 60_000_000))["drop.net"] == "UPLOAD"
 
 
 def test_one_address_of_a_closed_class_is_enough():
