@@ -13,7 +13,7 @@ from typing import Final
 from egressproxy.model.encoding import rfc3339
 from egressproxy.operators.learning.judgement import Left, LeftOut
 from egressproxy.operators.learning.names import PublicSuffixes
-from egressproxy.operators.learning.observations import ClientKey, Record
+from egressproxy.operators.learning.observations import MAX_PREFIXES, ClientKey, Record
 
 #: Names below one domain that one `*.suffix` replaces.
 SUFFIX_NAMES: Final = 3
@@ -66,25 +66,21 @@ class Entry:
 
     def evidence(self) -> str:
         """How often, by whom, when first and last, and what was asked for, where that was seen."""
-        count = sum(each.count for each in self.records)
         clients = Counter[str]()
         for each in self.records:
             clients[str(each.client)] += each.count
-        shown = [name for name, _ in sorted(clients.items(), key=lambda each: (-each[1], each[0]))]
-        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        first, last = min(each.first for each in self.records), max(each.last for each in self.records)
-        requests = f"{count} request{'s' * (count != 1)} by {', '.join(shown[:_SHOWN])}{more}"
-        parts = [f"{requests}, {moment(first)} to {moment(last)}"]
+        names = [name for name, _ in sorted(clients.items(), key=lambda each: (-each[1], each[0]))]
+        parts = [requests_of(self.records, few(names))]
         most = max(each.sent_at_once for each in self.records)
         if most >= MUCH:
             parts.append(f"{sum(each.sent for each in self.records) >> 20} MiB sent, at most {most >> 20} MiB at once")
         if self.hostname.startswith("*."):
             names = sorted({each.host for each in self.records})
-            parts.append(f"{len(names)} names: {', '.join(names[:_SHOWN])}{' …' * (len(names) > _SHOWN)}")
+            parts.append(f"{len(names)} names: {few(names)}")
         methods = sorted({method for each in self.records for method in each.methods if method != "-"})
         prefixes = sorted({prefix for each in self.records for prefix in each.prefixes})
         if methods:
-            parts.append(f"{' '.join(methods)} {' '.join(prefixes[:8])}{' …' * (len(prefixes) > 8)}")
+            parts.append(" ".join((*methods, *prefixes[:MAX_PREFIXES])))
         return "; ".join(parts)
 
 
@@ -147,6 +143,19 @@ def plan(
 def moment(seconds: float) -> str:
     """RFC 3339, to the minute."""
     return rfc3339(seconds)[:16] + "Z"
+
+
+def requests_of(records: Sequence[Record], clients: str) -> str:
+    """How many requests of these clients there were, the first and the last one."""
+    count = sum(each.count for each in records)
+    first, last = min(each.first for each in records), max(each.last for each in records)
+    return f"{count} request{'s' * (count != 1)} by {clients}, {moment(first)} to {moment(last)}"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _entries(records: list[Record], suffixes: PublicSuffixes | None) -> tuple[Entry, ...]:

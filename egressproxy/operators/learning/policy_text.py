@@ -15,14 +15,13 @@ from typing import Final
 
 from egressproxy.operators.learning.judgement import Left, LeftOut
 from egressproxy.operators.learning.names import domain_of
-from egressproxy.operators.learning.policy_plan import Entry, PlannedPolicy, Subject, moment, reversed_name
+from egressproxy.operators.learning.policy_plan import Entry, PlannedPolicy, few, requests_of, reversed_name
 
 #: The first line of a file that may be changed later.
 MARK: Final = "# Learnt by `egressproxy learn`."
 LEFT_OUT: Final = "# Left out:"
-#: Lines about what was left out, for each reason; names in one line.
+#: Lines about what was left out, for each reason.
 MAX_LINES: Final = 25
-MAX_NAMES: Final = 3
 MAX_COMMENT: Final = 400
 _PLAIN: Final = re.compile(r"[a-z][a-z0-9_-]*(?:\.[a-z0-9_-]+)*\.[a-z][a-z0-9-]*|[a-z][a-z0-9-]{3,}", re.ASCII)
 _WORDS: Final = frozenset({"true", "false", "null"})
@@ -45,7 +44,7 @@ def scalar(text: str) -> str:
 
 def policy_text(policy: PlannedPolicy) -> str:
     """One EgressPolicy, with the evidence behind each hostname."""
-    lines = [*_head(policy)]
+    lines = [_head(policy)]
     for ports, entries in groupby(policy.entries, key=lambda each: each.ports):
         lines += [_ports_line(ports), "      hostnames:", *map(_host_line, entries)]
     return "\n".join(lines) + "\n"
@@ -88,36 +87,31 @@ def _grouped(found: Iterable[LeftOut]) -> Iterator[str]:
         groups[str(each.record.client), domain, each.record.client.gateway].append(each)
     for (client, _, _), together in sorted(groups.items(), key=lambda each: (-_requests(each[1]), each[0])):
         names = [f"{each.record.host}:{each.record.port}" for each in together]
-        shown = ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
-        first, last = min(each.record.first for each in together), max(each.record.last for each in together)
-        count = _requests(together)
-        details = sorted({each.detail for each in together if each.detail})
-        about = f"{count} request{'s' * (count != 1)} by {client}, {moment(first)} to {moment(last)}"
-        yield comment(f"#   {shown}  {about}" + (f"; {', '.join(details[:2])}" if details else ""))
+        details = "; ".join(sorted({each.detail for each in together if each.detail})[:2])
+        about = requests_of([each.record for each in together], client)
+        yield comment(f"#   {few(names)}  {about}" + f"; {details}" * bool(details))
 
 
 def _requests(together: Iterable[LeftOut]) -> int:
     return sum(each.record.count for each in together)
 
 
-def _head(policy: PlannedPolicy) -> Iterator[str]:
+def _head(policy: PlannedPolicy) -> str:
     namespace, _, gateway = policy.gateway.partition("/")
-    yield "apiVersion: egressproxy.io/v1alpha1"
-    yield "kind: EgressPolicy"
-    yield f"metadata: {{name: {scalar(policy.name)}, namespace: {scalar(namespace)}}}"
-    yield "spec:"
-    yield f"  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: {scalar(gateway)}}}]"
-    if policy.subject != Subject():
-        subject = policy.subject
-        fields = (
-            ("namespace", subject.namespace), ("trustDomain", subject.trust_domain),
-            ("serviceAccount", subject.service_account),
-        )  # fmt: skip
-        yield f"  subjects: [{{{', '.join(f'{key}: {scalar(value)}' for key, value in fields if value)}}}]"
-    if policy.replaces:
-        yield f"  replaces: {{name: {scalar(policy.replaces)}}}"
-    yield "  destinations:"
-    yield "    allow:"
+    subject = policy.subject
+    fields = {"namespace": subject.namespace, "trustDomain": subject.trust_domain,
+              "serviceAccount": subject.service_account}  # fmt: skip
+    named = ", ".join(f"{key}: {scalar(value)}" for key, value in fields.items() if value)
+    subjects = f"\n  subjects: [{{{named}}}]" if named else ""
+    replaces = f"\n  replaces: {{name: {scalar(policy.replaces)}}}" if policy.replaces else ""
+    return f"""\
+apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {{name: {scalar(policy.name)}, namespace: {scalar(namespace)}}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: {scalar(gateway)}}}]{subjects}{replaces}
+  destinations:
+    allow:"""
 
 
 def _ports_line(ports: Iterable[int]) -> str:
