@@ -181,7 +181,7 @@ def command(
     policies, unnamed = plan(judged.learnt, By(by), suffixes=known, replaces=replaces)
     left_out = [*judged.left_out, *unnamed]
     _warn(seen, policies, len(left_out))
-    left = left_out_lines(left_out, seen.overflows(), len(judged.learnt) - len(unnamed))
+    left = left_out_lines(left_out, len(judged.learnt) - len(unnamed))
     _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output)
     sys.exit(0 if policies else 1)
 
@@ -304,7 +304,7 @@ def _about(seen: Observations, limits: Thresholds, by: By, suffixes: bool) -> li
     options += f" --upload {limits.upload}" + "".join(f" --port {port}" for port in sorted(limits.ports - {80, 443}))
     options += " --private" * limits.allows_private + " --routed" * limits.allows_routed + " --suffixes" * suffixes
     return [
-        f"From {seen.count} decisions about {_counted(len(seen.requests), 'client')},"
+        f"From {seen.count} decisions about {_counted(len({each.client for each in seen.records()}), 'client')},"
         f" {moment(seen.first)} to {moment(seen.last)}; {options}",
         "Requests within one minute count as one time. What was left out, and why, is below the policies.",
         *_bounds(seen),
@@ -316,14 +316,12 @@ def _counted(number: int, one: str, more: str = "") -> str:
 
 
 def _bounds(seen: Observations) -> Iterator[str]:
-    """What the bounds of memory have left out."""
+    """What the bound of memory has left out."""
     if seen.forgotten:
         yield (
             f"The bound of memory was met: {seen.forgotten} destinations that were seen least were forgotten, so that"
             " some entries may be missing. Learn from a shorter time, or from fewer clients at once."
         )
-    if seen.crowded:
-        yield f"There are too many clients: {seen.crowded} requests of further ones were not looked at."
 
 
 def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: int) -> None:

@@ -7,7 +7,6 @@ each client, host and port. Requests within one minute count as one time, since 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -17,14 +16,13 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import UNREACHED, Reason
 from egressproxy.model.authority import parse_authority
-from egressproxy.operators.learning.names import carries_data, domain_of, is_random
+from egressproxy.operators.learning.names import carries_data, is_random
 from egressproxy.upstream.address_policy import classify
 
 #: Records in memory, some 600 bytes each, and as much again while they are judged.
 MAX_RECORDS: Final = 40_000
-#: Names of one client below one domain. More than that is no list that a person reads.
-MAX_NAMES: Final = 1_000
-MAX_CLIENTS: Final = 10_000
+#: Clients, and addresses, that are remembered for speed.
+MAX_CACHED: Final = 10_000
 #: Characters of what names a client; longer ones are cut.
 MAX_KEY: Final = 512
 #: Seconds since 1970 of the year 2200: times of a log lie before.
@@ -144,14 +142,10 @@ class Record:
 class Observations:
     """All records. `forgotten`: how many were dropped to stay within memory, those that were seen least first."""
 
-    def __init__(self, max_records: int = MAX_RECORDS, max_names: int = MAX_NAMES) -> None:
+    def __init__(self, max_records: int = MAX_RECORDS) -> None:
         self._max_records = max_records
-        self._max_names = max_names
         self._records: dict[tuple[ClientKey, str, int], Record] = {}
-        self._names: Counter[tuple[ClientKey, str]] = Counter()
-        self._beyond: Counter[tuple[ClientKey, str]] = Counter()
-        self.requests: Counter[ClientKey] = Counter()
-        self.count = self.forgotten = self.unread = self.crowded = 0
+        self.count = self.forgotten = self.unread = 0
         self.first, self.last = float("inf"), float("-inf")
 
     def add_log(self, line: Mapping[str, Any]) -> None:
@@ -199,10 +193,6 @@ class Observations:
         """All records, in a stable order."""
         return sorted(self._records.values(), key=lambda each: (each.client, each.host, each.port))
 
-    def overflows(self) -> list[tuple[ClientKey, str, int]]:
-        """What went beyond the bound of names below one domain: client, domain and requests."""
-        return [(client, domain, requests) for (client, domain), requests in sorted(self._beyond.items())]
-
     def _record(self, key: tuple[str, str, str, str], text: str, at: float) -> Record | None:
         authority = parse_authority(text.encode("ascii"))
         if not 0 <= at < MAX_TIME:
@@ -210,51 +200,34 @@ class Observations:
         client, host, port = _client_of(*key), authority.host, authority.port
         if host == _OURS:
             return None
-        if len(self.requests) >= MAX_CLIENTS and client not in self.requests:
-            self.crowded += 1
-            return None
         self.count += 1
         self.first, self.last = min(self.first, at), max(self.last, at)
-        self.requests[client] += 1
-        record = self._records.get((client, host, port)) or self._new_record(client, host, port)
-        if record is not None:
-            record.see(at)
+        record = self._records.get((client, host, port))
+        if record is None:
+            if len(self._records) >= self._max_records:
+                self._forget()
+            record = self._records[client, host, port] = Record(client, host, port)
+        record.see(at)
         return record
-
-    def _new_record(self, client: ClientKey, host: str, port: int) -> Record | None:
-        domain = domain_of(host)
-        if self._names[client, domain] >= self._max_names:
-            if len(self._beyond) < self._max_records or (client, domain) in self._beyond:
-                self._beyond[client, domain] += 1
-            return None
-        if len(self._records) >= self._max_records:
-            self._forget()
-        self._names[client, domain] += 1
-        made = self._records[client, host, port] = Record(client, host, port)
-        return made
 
     def _forget(self) -> None:
         """Drop half of the records: those that were seen least, and of these the oldest."""
         ranked = sorted(
             self._records.items(), key=lambda each: (bool(each[1].canary), each[1].times, each[1].last, each[0])
         )
-        for key, record in ranked[: max(len(ranked) // 2, 1)]:
-            del self._records[key]
-            below = record.client, domain_of(record.host)
-            self._names[below] -= 1
-            if not self._names[below]:
-                del self._names[below]
-            self.forgotten += 1
+        half = max(len(ranked) // 2, 1)
+        self.forgotten += half
+        self._records = dict(ranked[half:])
 
 
-@lru_cache(maxsize=2 * MAX_CLIENTS)
+@lru_cache(maxsize=MAX_CACHED)
 def _client_of(gateway: str, namespace: str, account: str, name: str) -> ClientKey:
     gateway, namespace, account, name = (str(each)[:MAX_KEY] for each in (gateway, namespace, account, name))
     client = ClientKey(gateway, namespace, account)
     return client if client.is_account else ClientKey(gateway, "-", "-", name)
 
 
-@lru_cache(maxsize=MAX_CLIENTS)
+@lru_cache(maxsize=MAX_CACHED)
 def _classes_of(upstream: str) -> frozenset[str]:
     """The class of the address that was dialled; "public" for all others."""
     return frozenset({address_class(upstream.rpartition(":")[0]) or "public"})

@@ -56,11 +56,9 @@ def file_text(about: Sequence[str], policies: Sequence[PlannedPolicy], left_out:
     return head + "".join(f"---\n{policy_text(each)}" for each in policies) + "\n" + "\n".join(left_out) + "\n"
 
 
-def left_out_lines(
-    left_out: Sequence[LeftOut], overflows: Sequence[tuple[object, str, int]], learnt: int
-) -> Iterator[str]:
+def left_out_lines(left_out: Sequence[LeftOut], learnt: int) -> Iterator[str]:
     """Comments: what was left out, by reason, names of one client below one domain together."""
-    if not left_out and not overflows:
+    if not left_out:
         yield f"{LEFT_OUT} nothing."
         return
     yield f"{LEFT_OUT} {len(left_out)} of {len(left_out) + learnt} destinations of clients."
@@ -73,11 +71,6 @@ def left_out_lines(
             yield from lines[:MAX_LINES]
             if len(lines) > MAX_LINES:
                 yield f"#   ... and {len(lines) - MAX_LINES} lines more"
-    if overflows:
-        yield "#"
-        yield "# too many names below one domain, which were not kept"
-        for client, domain, requests in overflows[:MAX_LINES]:
-            yield comment(f"#   {client}: {requests} requests below {domain}")
 
 
 def _grouped(found: Iterable[LeftOut]) -> Iterator[str]:
