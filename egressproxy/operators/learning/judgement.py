@@ -175,7 +175,7 @@ def _first(record: Record) -> tuple[float, str, int]:
 
 def _found_by_trying(rest: Sequence[Record], every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
     """Names that a client began to use while it tried many like them that never answered, as generated names are. Not
-    one that another client uses, too.
+    a habit, or one that another client uses, too.
     """
     tried: dict[object, list[float]] = defaultdict(list)
     for record in every:
@@ -183,12 +183,12 @@ def _found_by_trying(rest: Sequence[Record], every: Sequence[Record], limits: Th
             tried[record.client, *_look(record)].append(record.first)
     for firsts in tried.values():
         firsts.sort()
-    users = _users(every, limits)
+    users, habits = _users(every, limits), _habits(rest)
     for record in rest:
         firsts = tried.get((record.client, *_look(record)), [])
         around = bisect_right(firsts, record.first + limits.burst_s / 2)
         around -= bisect_left(firsts, record.first - limits.burst_s / 2)
-        if around >= limits.burst and users[record.host, record.port] < 2:
+        if around >= limits.burst and users[record.host, record.port] < 2 and id(record) not in habits:
             yield LeftOut(record, Left.TRIED, f"{around} names of {record.client} never answered then")
 
 
@@ -202,6 +202,19 @@ def _users(every: Sequence[Record], limits: Thresholds) -> Counter[tuple[str, in
     return Counter((each.host, each.port) for each in every if each.reached and each.times >= limits.at_least)
 
 
+def _habits(rest: Sequence[Record]) -> set[int]:
+    """The ids of records in use many times, for at least half of the time of their client."""
+    first: dict[ClientKey, float] = {}
+    last: dict[ClientKey, float] = {}
+    for each in rest:
+        first[each.client] = min(first.get(each.client, each.first), each.first)
+        last[each.client] = max(last.get(each.client, each.last), each.last)
+    return {
+        id(each) for each in rest
+        if each.times >= STEADY_TIMES and each.last - each.first >= (last[each.client] - first[each.client]) / 2
+    }  # fmt: skip
+
+
 def _data(rest: Sequence[Record], _every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
     """Names that may carry data, unless they are few and in steady use."""
     below = Counter((each.client, domain_of(each.host)) for each in rest if each.is_data)
@@ -212,19 +225,11 @@ def _data(rest: Sequence[Record], _every: Sequence[Record], limits: Thresholds) 
 
 
 def _uploads(rest: Sequence[Record], every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
-    """Large uploads to a host that no other client uses for less. Not a habit: many times, for half of the client's
-    time.
-    """
-    first: dict[ClientKey, float] = {}
-    last: dict[ClientKey, float] = {}
-    for each in rest:
-        first[each.client] = min(first.get(each.client, each.first), each.first)
-        last[each.client] = max(last.get(each.client, each.last), each.last)
+    """Large uploads, no habit, to a host that no other client uses for less."""
     users = _users([each for each in every if not _is_large_upload(each, limits)], limits)
+    habits = _habits(rest)
     for record in rest:
-        half_s = (last[record.client] - first[record.client]) / 2
-        is_habit = record.times >= STEADY_TIMES and record.last - record.first >= half_s
-        if _is_large_upload(record, limits) and not is_habit and not users[record.host, record.port]:
+        if _is_large_upload(record, limits) and id(record) not in habits and not users[record.host, record.port]:
             detail = f"{record.sent} bytes sent, at most {record.sent_at_once} at once"
             yield LeftOut(record, Left.UPLOAD, detail)
 

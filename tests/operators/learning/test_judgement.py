@@ -108,8 +108,10 @@ def test_the_generated_name_that_exists_is_left_out_with_those_that_do_not():
     names = ["".join(draw.choices("bcdfghjklmnpqrstvwxz", k=11)) + ".net" for _ in range(30)]
     tried = [line(name, 60 + at / 10, reason="dns_nxdomain", upstream="-") for at, name in enumerate(names)]
     found = outcome(*tried, *[line("qzxkvjwpfhg.net", 62 + 10 * at) for at in range(30)],
-                    *[line("api.riverstone.net", 62 + 10 * at) for at in range(30)])  # fmt: skip
+                    *[line("api.riverstone.net", 62 + 40 * at) for at in range(30)])  # fmt: skip
     assert (found["qzxkvjwpfhg.net"], found["api.riverstone.net"]) == ("TRIED", "learnt")
+    habit = outcome(*tried, *[line("riverstone.net", 61 + 60 * at) for at in range(12)], *often("api.x.example"))
+    assert habit["riverstone.net"] == "learnt"  # all day
 
 
 def test_one_typing_error_beside_a_name_says_nothing_of_it():
