@@ -40,7 +40,7 @@ _LOOKS: Final = str.maketrans(
     "\u0261\u043a\u043c\u0442\u0432\u043d",
     "olesaeopcyxijshdqwoavigkmtbh",
 )
-#: Endings that are mistaken for others.
+#: Endings with a slip, and the usual ending that they stand for.
 _ENDINGS: Final = {"co": "com", "cm": "com", "om": "com", "ne": "net", "og": "org"}
 #: Shorter owners' labels have neighbours by chance (`ibm`, `ibn`).
 _LEAST_OWNER: Final = 4

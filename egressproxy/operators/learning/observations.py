@@ -40,7 +40,8 @@ _REACHED: Final = frozenset((
     Reason.UPSTREAM_INCOMPLETE, Reason.BAD_RESPONSE, Reason.RESPONSE_TIMEOUT, Reason.REQUEST_TIMEOUT,
     Reason.BODY_TOO_LARGE,
 ))  # fmt: skip
-#: A limit refused it, the client's message was wrong, or the gateway failed: it says nothing about the destination.
+#: A limit refused it, the client's message was wrong, or the gateway failed: it says nothing about the destination
+#: but what was sent there until then.
 _SILENT: Final = frozenset((
     Reason.REQUEST_RATE, Reason.TOKEN_RATE, Reason.BYTE_RATE, Reason.COST_LIMIT, Reason.NEW_NAMES, Reason.CONCURRENCY,
     Reason.APPROVAL_LIMIT, Reason.TUNNEL_LIMIT, Reason.CONNECTION_LIMIT, Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT,
@@ -126,7 +127,7 @@ class Record:
         """Count how a request ended. What is no known end counts as refused."""
         if reason in _REACHED:
             self.reached += 1
-        elif reason not in _UNREACHED:
+        elif reason not in _UNREACHED and reason not in _SILENT:
             self.denied += 1
             self.denied_for = self.denied_for or reason[:64]
             if reason == Reason.CANARY_KEY:
@@ -154,7 +155,7 @@ class Observations:
             at = datetime.fromisoformat(line["time"])
             key = line["gateway"], line["namespace"], line["service_account"], line.get("identity", "-")
             others = [each for each in line.get("would_deny") or () if each not in _NOT_LISTED | _SILENT]
-            if "dns_code" in line or line["reason"] in _SILENT or line["authority"] == "-":
+            if "dns_code" in line or line["authority"] == "-":
                 return
             record = self._record(key, line["authority"], (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
             method, upstream = line["method"], line.get("upstream", "-")
@@ -179,7 +180,7 @@ class Observations:
 
     def add_decision(self, decision: Mapping[str, Any], is_routed: bool = False) -> None:
         """Take a decision as /decisions tells it: it has no bytes and no address. `is_routed`: a route serves it."""
-        if decision["reason"] in _SILENT or decision["authority"] == "-":
+        if decision["authority"] == "-":
             return
         key = decision["gateway"], decision["namespace"], decision["service_account"], decision.get("name", "-")
         record = self._record(key, decision["authority"], decision["time"])

@@ -72,6 +72,8 @@ def test_an_upload_is_unusual_also_of_two_clients_or_with_large_answers():
     usual = often("api.example.com", 60, every=10)
     assert outcome(*usual, *sent("a", 100), *sent("b", 100))["drop.net"] == "UPLOAD"
     assert outcome(*usual, *sent("a", 60_000_000))["drop.net"] == "UPLOAD"
+    broken = line("drop.net", 605, "a", bytes_in=50_000_000, bytes_out=0, reason="client_timeout")
+    assert outcome(*usual, *[line("drop.net", 600 + at, "a") for at in range(3)], broken)["drop.net"] == "UPLOAD"
 
 
 def test_one_address_of_a_closed_class_is_enough():
