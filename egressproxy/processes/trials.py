@@ -1,9 +1,9 @@
 """Trials: what would come out otherwise if policies on trial were in force, counted beside the traffic.
 
 Every few seconds the recent decisions of all workers are read. Requests that were not seen before are decided again by
-a copy of the process that loads, with the policies on trial in force; the result is remembered, so that usual traffic
-costs a look-up here and nothing on the path of a request. Where more decisions come than a worker keeps, some are not
-looked at.
+the process that loads, with the policies on trial in force; a reload waits for that. The result is remembered, so that
+usual traffic costs a look-up here and nothing on the path of a request. Where more decisions come than a worker keeps,
+some are not looked at.
 """
 
 from __future__ import annotations
