@@ -133,6 +133,14 @@ class Reason(str, Enum):
         return self.value
 
 
+#: Why a backend, a parent or its name could not be reached: what an operator can mend, or has to know.
+UNREACHED = frozenset((
+    Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.DNS_SERVFAIL, Reason.DNS_TIMEOUT, Reason.DNS_NOT_AUTHENTIC,
+    Reason.DNS_ERROR, Reason.CONNECT_REFUSED, Reason.CONNECT_TIMEOUT, Reason.CONNECT_FAILED, Reason.PARENT_REFUSED,
+    Reason.PARENT_AUTH, Reason.TLS_CERTIFICATE, Reason.TLS_PROTOCOL, Reason.TLS_TIMEOUT,
+))  # fmt: skip
+
+
 class GatewayError(Exception):
     """Base of the errors that end an exchange.
 

@@ -9,11 +9,10 @@ import os
 import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from io import BufferedReader
+from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
@@ -31,9 +30,11 @@ if TYPE_CHECKING:
 
 #: A longer line is no line of the access log.
 MAX_LINE: Final = 1 << 17
-#: How often a process is asked with --follow, and progress is shown.
+#: How often a process is asked with --follow.
 POLL_S: Final = 1.0
-PROGRESS_S: Final = 1.0
+#: Decisions that each worker keeps (`gateway.exchange.recent_decisions`).
+KEPT: Final = 1024
+_PROXIES: Final = frozenset({f"egressproxy.io/{name}" for name in ("forward-proxy", "socks5", "transparent")})
 _GZIP: Final = b"\x1f\x8b"
 _SPAN: Final = re.compile(r"([0-9]{1,6})(s|m|h|d)", re.ASCII)
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
@@ -116,7 +117,7 @@ def _burst(value: str | tuple[int, float]) -> tuple[int, float]:
     help="With --against: remove entries that nobody has used for this time, such as 14d.",
 )  # fmt: skip
 @click.option(
-    "--replaces", default="", metavar="NAME", callback=lambda _ctx, _param, value: _object_name(value),
+    "--replaces", type=_object_name, default="", metavar="NAME",
     help="Put the policies on trial in place of this policy: they are not in force, and status says what they would"
     " change.",
 )  # fmt: skip
@@ -124,25 +125,11 @@ def _burst(value: str | tuple[int, float]) -> tuple[int, float]:
               help="Write into this new file. Default: standard output.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file of --output.")
 def command(
-    files: tuple[Path, ...],
-    admin: tuple[str, int] | None,
-    follow: bool,
-    for_s: float | None,
-    by: str,
-    at_least: int,
-    burst: tuple[int, float],
-    upload: int,
-    ports: tuple[int, ...],
-    private: bool,
-    routed: bool,
-    suffixes: bool,
-    suffix_file: Path | None,
-    against: Path | None,
-    unused_s: float | None,
-    replaces: str,
-    output: Path | None,
+    files: tuple[Path, ...], admin: tuple[str, int] | None, follow: bool, for_s: float | None, by: str, at_least: int,
+    burst: tuple[int, float], upload: int, ports: tuple[int, ...], private: bool, routed: bool, suffixes: bool,
+    suffix_file: Path | None, against: Path | None, unused_s: float | None, replaces: str, output: Path | None,
     force: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Write the smallest EgressPolicies that allow what clients were seen to do: from access logs (FILE, also
     compressed by gzip, - for standard input), or from the recent decisions of a running process. Run the gateway with
     `mode: Report` or `Open` meanwhile. Every entry has its evidence as a comment; what was left out, and why, stands
@@ -191,11 +178,11 @@ def command(
     from egressproxy.operators.learning.policy_plan import plan
     from egressproxy.operators.learning.policy_text import file_text, left_out_lines
 
-    policies, unnamed = plan(judged.learnt, By(by), suffixes=known)
-    policies = [replace(each, replaces=replaces) for each in policies]
-    _warn(seen, judged, policies, len(unnamed))
-    left = [*left_out_lines(judged.left_out, seen.overflows(), len(judged.learnt)), *_unnamed_lines(unnamed)]
-    _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output, force)
+    policies, unnamed = plan(judged.learnt, By(by), suffixes=known, replaces=replaces)
+    left_out = [*judged.left_out, *unnamed]
+    _warn(seen, policies, len(left_out))
+    left = left_out_lines(left_out, len(judged.learnt) - len(unnamed))
+    _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output)
     sys.exit(0 if policies else 1)
 
 
@@ -218,29 +205,23 @@ def _known_suffixes(file: Path | None) -> Any:
 
 def _read_logs(files: Sequence[Path], seen: Observations) -> None:
     """Read them all, by time where there are several. Exits with 2 for one that cannot be read."""
-    total = sum(path.stat().st_size for path in files if path != Path("-"))
     with ExitStack() as stack:
         try:
-            opened = [_open(path, stack) for path in files]
-            progress = Progress(total, lambda: sum(raw.tell() for raw, _ in opened if raw.seekable()))
-            sources = [_records(file, seen) for _, file in opened]
-            records = sources[0] if len(sources) == 1 else heapq.merge(*sources, key=_time_of)
-            for number, record in enumerate(records):
+            sources = [_records(_open(path, stack), seen) for path in files]
+            for record in (
+                sources[0] if len(sources) == 1 else heapq.merge(*sources, key=lambda each: str(each.get("time", "")))
+            ):
                 seen.add_log(record)
-                if not number & 0x3FF:
-                    progress.show(seen.count)
-            progress.end()
         except (OSError, EOFError) as error:  # gzip: a file that is cut
             click.echo(f"egressproxy: an access log cannot be read: {error}", err=True)
             sys.exit(2)
 
 
-def _open(path: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
-    """The file, and a reader of its lines, uncompressed."""
+def _open(path: Path, stack: ExitStack) -> IO[bytes]:
+    """A reader of the file's lines, uncompressed."""
     raw: IO[bytes] = sys.stdin.buffer if path == Path("-") else stack.enter_context(path.open("rb"))
     buffered = raw if isinstance(raw, BufferedReader) else BufferedReader(raw)  # type: ignore[type-var]
-    is_gzip = buffered.peek(2)[:2] == _GZIP
-    return raw, cast("IO[bytes]", gzip.GzipFile(fileobj=buffered)) if is_gzip else buffered
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=buffered)) if buffered.peek(2)[:2] == _GZIP else buffered
 
 
 def _records(file: IO[bytes], seen: Observations) -> Iterator[Mapping[str, Any]]:
@@ -259,40 +240,13 @@ def _records(file: IO[bytes], seen: Observations) -> Iterator[Mapping[str, Any]]
             seen.unread += 1
 
 
-def _time_of(record: Mapping[str, Any]) -> str:
-    return str(record.get("time", ""))
-
-
-class Progress:
-    """A line on a terminal's standard error that shows how far reading has come."""
-
-    def __init__(self, total: int, position: Callable[[], int]) -> None:
-        self._total = total
-        self._position = position
-        self._is_shown = sys.stderr.isatty()
-        self._next = time.monotonic() + PROGRESS_S
-
-    def show(self, count: int) -> None:
-        """Show it, at most once a second."""
-        if self._is_shown and time.monotonic() >= self._next:
-            self._next = time.monotonic() + PROGRESS_S
-            share = f"{100 * self._position() // self._total} %, " if self._total else ""
-            click.echo(f"\r{share}{count} decisions", nl=False, err=True)
-
-    def end(self) -> None:
-        """Clear the line."""
-        if self._is_shown:
-            click.echo("\r\x1b[K", nl=False, err=True)
-
-
 # --- a process --------------------------------------------------------------------------------------------------------
 
 
 def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_s: float | None) -> None:
     """Take the recent decisions; with `follow` those to come, until Ctrl-C or so many seconds."""
-    progress = Progress(0, lambda: 0)
-    before: Counter[str] = Counter()
-    end = time.monotonic() + for_s if for_s is not None else None
+    before: dict[str, Any] = {}
+    end = time.monotonic() + for_s if for_s is not None else inf
     missed = False
     is_routed = routed_by(ask(admin, "/model")["model"])
     with suppress(KeyboardInterrupt):
@@ -304,18 +258,15 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
                     raise
                 click.echo("egressproxy: learning from what was collected until now", err=True)
                 break
-            now = Counter(json.dumps(each, sort_keys=True) for each in found)
-            new = now - before
-            missed |= bool(before) and len(found) >= KEPT and new.total() >= len(found)
-            for text in sorted(new.elements(), key=lambda each: json.loads(each)["time"]):
-                decision = json.loads(text)
+            now = {json.dumps(each): each for each in found}
+            new = [each for text, each in now.items() if text not in before]
+            missed |= bool(before) and len(new) == len(now) >= KEPT
+            for decision in sorted(new, key=lambda each: float(each["time"])):
                 seen.add_decision(decision, is_routed(decision))
             before = now
-            if not follow or (end is not None and time.monotonic() >= end):
+            if not follow or time.monotonic() >= end:
                 break
-            progress.show(seen.count)
-            time.sleep(POLL_S if end is None else min(POLL_S, max(end - time.monotonic(), 0)))
-    progress.end()
+            time.sleep(min(POLL_S, max(end - time.monotonic(), 0)))
     if missed:
         click.echo(
             "egressproxy: decisions came faster than they could be asked for, and some were missed: learn from the"
@@ -325,6 +276,8 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
 
 def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
     """Whether a route of this model (/model) may serve a decision: it names the host, or the listener is no proxy."""
+    from egressproxy.operators.learning.names import patterns_of
+
     routes: dict[str, set[str]] = {}
     for name, values in model.items():
         kind, _, rest = name.partition(" ")
@@ -335,18 +288,10 @@ def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, 
             routes.setdefault(place, set()).update(values.get("hostnames", ()))
 
     def is_routed(decision: Mapping[str, Any]) -> bool:
-        patterns = routes.get(f"{decision['gateway']}/{decision.get('listener')}", ())
-        host = str(decision["authority"]).rpartition(":")[0]
-        labels = host.split(".")
-        above = (f"*.{'.'.join(labels[at:])}" for at in range(1, len(labels)))
-        return bool(patterns) and any(each in patterns for each in ("*", host, *above))
+        patterns = routes.get(f"{decision['gateway']}/{decision.get('listener')}", set())
+        return not patterns.isdisjoint(("*", *patterns_of(decision["authority"].rpartition(":")[0])))
 
     return is_routed
-
-
-_PROXIES: Final = frozenset({f"egressproxy.io/{name}" for name in ("forward-proxy", "socks5", "transparent")})
-#: Decisions that each worker keeps (`gateway.exchange.recent_decisions`).
-KEPT: Final = 1024
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
@@ -359,7 +304,7 @@ def _about(seen: Observations, limits: Thresholds, by: By, suffixes: bool) -> li
     options += f" --upload {limits.upload}" + "".join(f" --port {port}" for port in sorted(limits.ports - {80, 443}))
     options += " --private" * limits.allows_private + " --routed" * limits.allows_routed + " --suffixes" * suffixes
     return [
-        f"From {seen.count} decisions about {_counted(len(seen.requests), 'client')},"
+        f"From {seen.count} decisions about {_counted(len({each.client for each in seen.records()}), 'client')},"
         f" {moment(seen.first)} to {moment(seen.last)}; {options}",
         "Requests within one minute count as one time. What was left out, and why, is below the policies.",
         *_bounds(seen),
@@ -371,37 +316,28 @@ def _counted(number: int, one: str, more: str = "") -> str:
 
 
 def _bounds(seen: Observations) -> Iterator[str]:
-    """What the bounds of memory have left out."""
+    """What the bound of memory has left out."""
     if seen.forgotten:
         yield (
             f"The bound of memory was met: {seen.forgotten} destinations that were seen least were forgotten, so that"
             " some entries may be missing. Learn from a shorter time, or from fewer clients at once."
         )
-    if seen.crowded:
-        yield f"There are too many clients: {seen.crowded} requests of further ones were not looked at."
 
 
-def _warn(seen: Observations, judged: Judgement, policies: Sequence[PlannedPolicy], unnamed: int) -> None:
+def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: int) -> None:
     """Tell on standard error what a reader of the file has to know."""
-    from egressproxy.operators.learning.judgement import Left
     from egressproxy.operators.learning.policy_plan import Subject
 
     entries = sum(len(each.entries) for each in policies)
     click.echo(
         f"egressproxy: {seen.count} decisions, {_counted(entries, 'entry', 'entries')} in"
-        f" {_counted(len(policies), 'policy', 'policies')}; {_counted(len(judged.left_out), 'destination')} left out",
+        f" {_counted(len(policies), 'policy', 'policies')}; {_counted(left_out, 'destination')} left out",
         err=True,
     )  # fmt: skip
     for line in _bounds(seen):
         click.echo(f"egressproxy: {line}", err=True)
     if seen.unread:
         click.echo(f"egressproxy: {seen.unread} lines are no lines of an access log", err=True)
-    closed = sum(each.why is Left.ADDRESS and "--private" in each.detail for each in judged.left_out)
-    if closed:
-        click.echo(
-            f"egressproxy: {closed} destinations lead to private addresses: --private learns them (behind a parent"
-            " proxy at a private address all names do)", err=True,
-        )  # fmt: skip
     named = {str(record.client) for each in policies if each.subject == Subject()
              for entry in each.entries for record in entry.records if record.client.name != "-"}  # fmt: skip
     if named:
@@ -409,37 +345,15 @@ def _warn(seen: Observations, judged: Judgement, policies: Sequence[PlannedPolic
             f"egressproxy: policies cannot name {len(named)} known clients (no service account): what they need is in a"
             " policy for everybody; --by identity leaves it out", err=True,
         )  # fmt: skip
-    if unnamed:
-        click.echo(
-            f"egressproxy: {unnamed} destinations are of clients that no policy can name, and are left out", err=True
-        )
 
 
-def _unnamed_lines(unnamed: Sequence[Any]) -> Iterator[str]:
-    from egressproxy.operators.learning.policy_text import comment
-
-    if unnamed:
-        yield "#"
-        yield f"# of clients that no policy can name (--by identity): {len(unnamed)}"
-        yield from (comment(f"#   {each.host}:{each.port} by {each.client}") for each in unnamed[:100])
-
-
-def _write(text: str, output: Path | None, force: bool = True) -> None:
-    """Print it, or write it into the file as a whole. Exits with 2 if that fails."""
+def _write(text: str, output: Path | None) -> None:
+    """Print it, or write it into the file. Exits with 2 if that fails."""
     if output is None:
         click.echo(text, nl=False)
         return
-    part = output.with_name(f".{output.name}.{os.getpid()}.part") if force else output
     try:
-        with open(part, "x", encoding="utf-8") as file:
-            try:
-                file.write(text)
-                file.flush()
-                if force:
-                    part.replace(output)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
+        output.write_text(text, "utf-8")
     except OSError as error:
         click.echo(f"egressproxy: {output} cannot be written: {error.strerror or error}", err=True)
         sys.exit(2)
@@ -455,62 +369,42 @@ def _compare(
     """Print what is new or unused as a diff of the learnt file, and exit."""
     from difflib import unified_diff
 
-    from egressproxy.operators.learning.in_force import last_used, not_allowed
+    from egressproxy.operators.learning.in_force import uses
     from egressproxy.operators.learning.policy_plan import plan
     from egressproxy.operators.learning.policy_text import MARK, changed, comment, file_text
 
     entries = _entries_in_force(path)
-    current = judged.learnt
-    if unused_s is not None:
-        current = [each for each in current if each.last >= seen.last - unused_s]
-    planned, _unnamed = plan(not_allowed(current, entries), by, judged.learnt, suffixes)
-    new = [replace(each, replaces=replaces) for each in planned]
-    unused = _unused(seen, entries, unused_s, last_used)
-    file, before = _learnt_file(path, MARK)
-    if before:
-        gone = {(each.policy, each.hostname, tuple(sorted(each.ports))) for each in unused}
-        try:
-            change = changed(before, new, lambda *entry: entry in gone)
-        except ValueError as error:
-            raise click.UsageError(f"{file}: {error}; keep entries of your own in another file") from None
-        after, added, removed = change.text, change.added, change.removed
-    else:
-        after = file_text(["Beside the configuration in force."], new, ()) if new else ""
-        added, removed = sum(len(each.entries) for each in new), 0
-    written_by_hand = [each for each in unused if not before or f"name: {each.policy.partition('/')[2]}" not in before]
-    for each in written_by_hand:
-        click.echo(comment(f"# unused: {each.hostname} of EgressPolicy {each.policy}, which is not in a learnt file"))
-    lines = unified_diff(
-        before.splitlines(keepends=True),
-        after.splitlines(keepends=True),
-        str(file) if before else os.devnull,
-        str(file),
-    )
-    diff = "".join(lines)
-    if output is None:
-        click.echo(diff, nl=False)
-    else:
-        _write(diff, output)
-    new_ones = _counted(added, "new entry", "new entries")
-    click.echo(f"egressproxy: {new_ones}, {removed + len(written_by_hand)} unused", err=True)
-    sys.exit(1 if diff or written_by_hand else 0)
-
-
-def _unused(
-    seen: Observations, entries: Sequence[AllowedEntry], unused_s: float | None,
-    last_used: Callable[..., dict[AllowedEntry, float]],
-) -> list[AllowedEntry]:  # fmt: skip
-    """The entries that nobody has used for this time, counted from the latest decision."""
-    if unused_s is None:
-        return []
-    if seen.last - seen.first < unused_s:
+    since = seen.last - unused_s if unused_s is not None else -inf
+    allowed = {id(record) for record, _ in uses(judged.learnt, entries)}
+    missing = [each for each in judged.learnt if id(each) not in allowed and each.last >= since]
+    new, _ = plan(missing, by, judged.learnt, suffixes, replaces)
+    unused = []
+    if unused_s is not None and seen.last - seen.first < unused_s:
         click.echo(
             f"egressproxy: the decisions span {(seen.last - seen.first) / 86_400:.1f} days, which is less than"
             f" --unused-after: nothing is called unused", err=True,
         )  # fmt: skip
-        return []
-    used = last_used((each for each in seen.records() if each.reached), entries)
-    return [entry for entry in entries if used[entry] < seen.last - unused_s]
+    elif unused_s is not None:
+        latest = (each for each in seen.records() if each.reached and each.last >= since)
+        used = {entry for _, entry in uses(latest, entries)}
+        unused = [each for each in entries if each not in used]
+    file, before = _learnt_file(path, MARK)
+    gone = {(each.policy, each.hostname, tuple(sorted(each.ports))) for each in unused}
+    by_hand = [each for each in unused if f"name: {each.policy.partition('/')[2]}" not in before]
+    try:
+        after = changed(before, new, gone) if before else ""
+    except ValueError as error:
+        raise click.UsageError(f"{file}: {error}; keep entries of your own in another file") from None
+    if new and not before:
+        after = file_text(["Beside the configuration in force."], new, ())
+    for each in by_hand:
+        click.echo(comment(f"# unused: {each.hostname} of EgressPolicy {each.policy}, which is not in a learnt file"))
+    old_lines, new_lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    diff = "".join(unified_diff(old_lines, new_lines, str(file) if before else os.devnull, str(file)))
+    _write(diff, output)
+    added = _counted(sum(len(each.entries) for each in new), "new entry", "new entries")
+    click.echo(f"egressproxy: {added}, {len(unused)} unused", err=True)
+    sys.exit(1 if diff or by_hand else 0)
 
 
 def _entries_in_force(path: Path) -> list[AllowedEntry]:
@@ -525,12 +419,12 @@ def _entries_in_force(path: Path) -> list[AllowedEntry]:
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)
         sys.exit(2)
-    return allowed_entries(each for each in objects if isinstance(each, EgressPolicy))
+    return [*allowed_entries(each for each in objects if isinstance(each, EgressPolicy))]
 
 
 def _learnt_file(path: Path, mark: str) -> tuple[Path, str]:
     """The learnt file of a configuration with its text; where a new one would be, with "". Raises click.UsageError."""
-    paths: Iterable[Path] = sorted(path.glob("[!.]*.y*ml")) if path.is_dir() else [path]
+    paths = sorted(path.glob("[!.]*.y*ml")) if path.is_dir() else [path]
     found = [(each, text) for each in paths if (text := each.read_text("utf-8", "replace")).startswith(mark)]
     if len(found) > 1:
         names = ", ".join(str(each) for each, _ in found)

@@ -346,30 +346,26 @@ _ANCESTORS: Final = {
 }
 
 
-_COUNT: Final = {"type": "integer", "format": "int64"}
+_COUNTS: Final = {
+    name: {"type": "integer", "format": "int64", "description": text}
+    for name, text in (
+        ("decisions", "Decisions that were made again."), ("wouldDeny", "How many of them would be denied."),
+        ("wouldAllow", "How many of them would be allowed."),
+    )
+}  # fmt: skip
 _TRIAL: Final[dict[str, Any]] = {
     "type": "object",
     "description": "What would come out otherwise if the policy were in force in place of another one.",
     "properties": {
         "replaces": {**_TEXT, "description": "The policy in force."},
         "since": {**_TEXT, "format": "date-time", "description": "The begin of the trial."},
-        "decisions": {**_COUNT, "description": "Decisions that were made again."},
-        "wouldDeny": {**_COUNT, "description": "How many of them would be denied."},
-        "wouldAllow": {**_COUNT, "description": "How many of them would be allowed."},
+        **_COUNTS,
         "lastFlip": {**_TEXT, "format": "date-time", "description": "When the last of these came."},
         "lastRequest": {**_TEXT, "description": "The last of these."},
         "days": {
             "type": "array",
             "description": "The same by day (UTC).",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "date": {**_TEXT, "description": "The day."},
-                    "decisions": {**_COUNT, "description": "Decisions that were made again."},
-                    "wouldDeny": {**_COUNT, "description": "How many of them would be denied."},
-                    "wouldAllow": {**_COUNT, "description": "How many of them would be allowed."},
-                },
-            },
+            "items": {"type": "object", "properties": {"date": {**_TEXT, "description": "The day."}, **_COUNTS}},
         },
     },
 }

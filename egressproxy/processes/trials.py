@@ -1,9 +1,9 @@
 """Trials: what would come out otherwise if policies on trial were in force, counted beside the traffic.
 
 Every few seconds the recent decisions of all workers are read. Requests that were not seen before are decided again by
-a copy of the process that loads, with the policies on trial in force; the result is remembered, so that usual traffic
-costs a look-up here and nothing on the path of a request. Where more decisions come than a worker keeps, some are not
-looked at.
+the process that loads, with the policies on trial in force; a reload waits for that. The result is remembered, so that
+usual traffic costs a look-up here and nothing on the path of a request. Where more decisions come than a worker keeps,
+some are not looked at.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +45,8 @@ PUBLISH_S: Final = 300.0
 MAX_KNOWN: Final = 8192
 MAX_WAITING: Final = 4096
 MAX_DAYS: Final = 32
-DAY_S: Final = 86_400
+#: Seconds since 1970 of the year 2200: times of the state file lie before.
+MAX_TIME: Final = 7_258_118_400
 CONDITION: Final = "ReadyToEnforce"
 
 
@@ -65,6 +67,20 @@ class TrialCounts:
     unseen_s: float = 0.0
     days: dict[str, list[int]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raises ValueError or TypeError for values, of a file, that nobody has counted."""
+        numbers = (
+            self.decisions,
+            self.would_deny,
+            self.would_allow,
+            *(each for day in self.days.values() for each in day),
+        )
+        times = self.since, self.last_flip, self.seen_until, self.unseen_s
+        if not all(0 <= each < MAX_TIME for each in (*times, *numbers)) or any(
+            len(day) != 3 for day in self.days.values()
+        ):
+            raise ValueError("not the counts of a trial")
+
     def add(self, at: float, flip: str, count: int, request: str) -> None:
         """Count decisions: `flip` is "", "deny" or "allow"."""
         day = self.days.setdefault(rfc3339(at)[:10], [0, 0, 0])
@@ -72,10 +88,8 @@ class TrialCounts:
         self.decisions += count
         if flip:
             day[1 if flip == "deny" else 2] += count
-            if flip == "deny":
-                self.would_deny += count
-            else:
-                self.would_allow += count
+            self.would_deny += count * (flip == "deny")
+            self.would_allow += count * (flip == "allow")
             if at >= self.last_flip:
                 self.unseen_s = 0.0
                 self.last_flip, self.last_request = at, f"{request}: {flip}"
@@ -92,23 +106,32 @@ class TrialCounts:
         """Whether it is ReadyToEnforce, the reason in one word, and a sentence."""
         if trial.why:
             return False, "NotTried", trial.why
-        quiet_s = now - max(self.since, self.last_flip) - self.unseen_s
-        counted = (
-            f"of {self.decisions} decisions since {rfc3339(self.since)} {self.would_deny} would be denied and"
-            f" {self.would_allow} allowed in place of {trial.replaced}"
-        )
-        last = f"; the last one at {rfc3339(self.last_flip)}, {self.last_request}" if self.last_flip else ""
-        days = f"quiet for {_span(min(quiet_s, trial.quiet_s))} of {_span(trial.quiet_s)}: "
         if not self.decisions:
             return False, "NoDecisions", f"no decision was seen since {rfc3339(self.since)}"
+        quiet_s = now - max(self.since, self.last_flip) - self.unseen_s
+        quiet, wanted = (timedelta(seconds=round(each)) for each in (min(quiet_s, trial.quiet_s), trial.quiet_s))
+        last = f"; the last one at {rfc3339(self.last_flip)}, {self.last_request}" if self.last_flip else ""
+        message = (
+            f"quiet for {quiet} of {wanted}: of {self.decisions} decisions since {rfc3339(self.since)}"
+            f" {self.would_deny} would be denied and {self.would_allow} allowed in place of {trial.replaced}{last}"
+        )
         if quiet_s >= trial.quiet_s:
-            return True, "Quiet", f"{days}{counted}{last}"
-        return False, "WouldFlip" if self.last_flip else "TooEarly", f"{days}{counted}{last}"
+            return True, "Quiet", message
+        return False, "WouldFlip" if self.last_flip else "TooEarly", message
 
-    def status(self, trial: Trial) -> dict[str, Any]:
-        """`status.trial` of the policies."""
+    def shown(self, status: bytes, trial: Trial, generation: int, now: float) -> bytes:
+        """The status of a policy on trial (JSON) with the condition, and `trial`."""
+        holds, reason, message = self.condition(trial, now)
+        since = max(self.since, self.last_flip) + (trial.quiet_s + self.unseen_s if holds else 0)
+        condition = {
+            "type": CONDITION, "status": "True" if holds else "False", "reason": reason, "message": message,
+            "observedGeneration": generation, "lastTransitionTime": rfc3339(since),
+        }  # fmt: skip
+        made: dict[str, Any] = json.loads(status)
+        for part in made.get("ancestors", ()):
+            part["conditions"] = [*part.get("conditions", ()), condition]
         last = {"lastFlip": rfc3339(self.last_flip), "lastRequest": self.last_request} if self.last_flip else {}
-        return {
+        made["trial"] = {
             "replaces": trial.replaced, "since": rfc3339(self.since), "decisions": self.decisions,
             "wouldDeny": self.would_deny, "wouldAllow": self.would_allow, **last,
             "days": [
@@ -116,6 +139,7 @@ class TrialCounts:
                 for day, (count, deny, allow) in sorted(self.days.items())
             ],
         }  # fmt: skip
+        return json.dumps(made).encode()
 
 
 class Trials:
@@ -133,7 +157,7 @@ class Trials:
         self._on_change = on_change
         self._clock = clock
         self._trials: tuple[Trial, ...] = ()
-        self._counts: dict[str, TrialCounts] = self._read()
+        self._counts: Mapping[str, TrialCounts] = self._read()
         self._before: Counter[RecentDecision] = Counter()
         self._known: dict[RecentDecision, tuple[str, ...]] = {}
         self._waiting: dict[RecentDecision, tuple[int, float]] = {}
@@ -143,15 +167,13 @@ class Trials:
 
     def follow(self, trials: tuple[Trial, ...]) -> None:
         """Try these, those of the configuration in service. Changed ones begin anew."""
-        now = self._clock()
-        self._trials, self._known = trials, {}
-        kept = self._counts
-        self._counts = {}
-        self._published = None
-        for each in trials:
-            before = kept.get(each.replaced)
-            is_same = before is not None and before.mark == each.mark
-            counts = self._counts[each.replaced] = before if before and is_same else TrialCounts(each.mark, now)
+        now, kept = self._clock(), self._counts
+        self._trials, self._known, self._published = trials, {}, None
+        begun = {each.replaced: TrialCounts(each.mark, now) for each in trials}
+        self._counts = {
+            name: kept[name] if name in kept and kept[name].mark == new.mark else new for name, new in begun.items()
+        }
+        for counts in self._counts.values():
             counts.look(now)
         if trials and self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -163,27 +185,29 @@ class Trials:
         """The packed objects (`result.shown`) with the counts in the status of policies on trial. For a thread: there
         may be many objects.
         """
-        now = self._clock()
-        by_policy = {name: each for each in self._trials for name in each.policies}
-        return pack_published(
-            replace(each, status=self._with_counts(each.status, by_policy[name], each.generation, now))
-            if each.kind == "EgressPolicy" and each.status is not None
-            and (name := f"{each.namespace}/{each.name}") in by_policy
-            else each
-            for each in shown(packed)
-        )  # fmt: skip
+        now, counts = self._clock(), self._counts
+        by_policy = {name: each for each in self._trials for name in each.policies if each.replaced in counts}
+        made = []
+        for each in shown(packed):
+            trial = by_policy.get(f"{each.namespace}/{each.name}")
+            if trial is not None and each.kind == "EgressPolicy" and each.status is not None:
+                status = counts[trial.replaced].shown(each.status, trial, each.generation, now)
+                made.append(replace(each, status=status))
+            else:
+                made.append(each)
+        return pack_published(made)
 
     async def look(self) -> None:
         """Read the recent decisions, and count those whose result is known."""
-        counts = await asyncio.to_thread(_new, await self._data_plane.ask_some("decisions"), self._before)
-        self._before, new = counts
+        workers = await self._data_plane.ask_some("decisions")
+        now, new = await asyncio.to_thread(_new, workers, self._before)
+        self._before = now
         since = min((each.since for each in self._counts.values()), default=0.0)
         for decision, count in new.items():
-            if decision.time < since or decision.authority == "-":
-                continue
             request = decision._replace(time=0.0, request_id="")
-            known = self._known.get(request)
-            if known is not None:
+            if decision.time < since or request.authority == "-":
+                continue
+            if known := self._known.get(request):
                 self._count(request, known, count, decision.time)
             elif request in self._waiting or len(self._waiting) < MAX_WAITING:
                 waiting, at = self._waiting.get(request, (0, 0.0))
@@ -191,34 +215,29 @@ class Trials:
 
     async def judge(self) -> None:
         """Have the new requests decided again, count them, and publish the counts. Raises LoadingFailed, OSError."""
-        trials = self._trials
+        trials, waiting = self._trials, self._waiting
         tried = [each for each in trials if each.spec]
-        waiting, self._waiting = self._waiting, {}
+        self._waiting = {}
         if waiting and tried:
             asked = dumps(([each.spec for each in tried], [tuple(each) for each in waiting]))
             answer = await self._loader.ask(JUDGED, asked, lambda data: read_values(data, ()))
-            if self._trials is not trials or len(answer or ()) != len(tried):
+            if self._trials is not trials:
                 return  # another configuration is in service since
             if len(self._known) > MAX_KNOWN:
                 self._known = {}
-            results = {each.replaced: found for each, found in zip(tried, answer, strict=True)}
-            for at, (request, (count, when)) in enumerate(waiting.items()):
-                known = tuple(results[each.replaced][at] if each.replaced in results else "" for each in trials)
-                self._known[request] = known
-                self._count(request, known, count, when)
+            for (request, (count, at)), *known in zip(waiting.items(), *answer, strict=True):
+                self._known[request] = tuple(known)
+                self._count(request, tuple(known), count, at)
         now = self._clock()
         for counts in self._counts.values():
             counts.look(now)
-        await self._publish(now)
-        await asyncio.to_thread(self._write)
-
-    async def _publish(self, now: float) -> None:
-        """Publish the counts if they say something new, or after a while: each time costs a write in a cluster."""
-        each = [(self._counts[trial.replaced], trial) for trial in self._trials]
-        news = [(counts.would_deny, counts.would_allow, counts.condition(trial, now)[:2]) for counts, trial in each]
+        # Each time it is published costs a write in a cluster.
+        news = [(counts.would_deny, counts.would_allow, counts.condition(each, now)[:2])
+                for each in trials if (counts := self._counts[each.replaced])]  # fmt: skip
         if news != self._published or now - self._published_at >= PUBLISH_S:
             self._published, self._published_at = news, now
             await self._on_change()
+        await asyncio.to_thread(self._write)
 
     async def _run(self) -> None:
         next_judgement = 0.0
@@ -236,39 +255,20 @@ class Trials:
 
     def _count(self, request: RecentDecision, known: tuple[str, ...], count: int, at: float) -> None:
         text = f"{request.method} {request.authority} by {request.namespace}/{request.service_account}"
-        for trial, flip in zip(self._trials, known, strict=True):
+        for trial, flip in zip((each for each in self._trials if each.spec), known, strict=True):
             counts = self._counts[trial.replaced]
-            if trial.spec and at >= counts.since:
+            if at >= counts.since:
                 counts.add(at, flip, count, text)
                 self._flips[trial.replaced, f"would_{flip}" if flip else "same"] += count
 
-    def _with_counts(self, status: bytes, trial: Trial, generation: int, now: float) -> bytes:
-        counts = self._counts[trial.replaced]
-        holds, reason, message = counts.condition(trial, now)
-        condition = {
-            "type": CONDITION, "status": "True" if holds else "False", "reason": reason, "message": message,
-            "observedGeneration": generation,
-            "lastTransitionTime": rfc3339(
-                max(counts.since, counts.last_flip) + (trial.quiet_s + counts.unseen_s if holds else 0)
-            ),
-        }  # fmt: skip
-        made: dict[str, Any] = json.loads(status)
-        for part in made.get("ancestors", ()):
-            part["conditions"] = [*part.get("conditions", ()), condition]
-        made["trial"] = counts.status(trial)
-        return json.dumps(made).encode()
-
     def _read(self) -> dict[str, TrialCounts]:
         """The counts of the process before this one. A file that cannot be read begins anew: it decides nothing."""
-        if self._file is None:
+        if self._file is None or not self._file.exists():
             return {}
         try:
-            with open(self._file, "rb") as file:
-                found = json.loads(file.read(1 << 20))
+            found = json.loads(self._file.read_bytes())
             return {name: TrialCounts(**each) for name, each in found["trials"].items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             log.warning("%s cannot be read (%s): trials of policies begin anew", self._file, type(error).__name__)
             return {}
 
@@ -279,14 +279,6 @@ class Trials:
                 replace_file(self._file, json.dumps({"version": 1, "trials": made}).encode())
             except OSError as error:
                 log.warning("%s cannot be written: %s", self._file, error.strerror or error)
-
-
-def _span(seconds: float) -> str:
-    """The time in the largest unit that fits."""
-    for unit, length in (("days", DAY_S), ("hours", 3600), ("minutes", 60)):
-        if seconds >= length:
-            return f"{round(seconds / length, 1):g} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 def _new(

@@ -85,7 +85,7 @@ def test_for_whom_a_policy_is(by: str, names: list[str], tmp_path: Path):
     path.write_text(text(LINES + user))
     result = invoke(path, "--by", by)
     assert sorted(entries(result.stdout)) == names
-    assert "cannot name 1 known client" in result.stderr or "#   api.example:443 by alice" in result.stdout
+    assert "cannot name 1 known client" in result.stderr or "#   api.example:443  12 requests by alice" in result.stdout
 
 
 def test_the_same_input_gives_the_same_bytes(log: Path, tmp_path: Path):

@@ -103,7 +103,9 @@ async def test_what_would_flip_is_counted_until_it_is_quiet(tmp_path: Path):
         trials._counts["agents/default"].unseen_s = 0
     found = status(trials, config.shown)
     assert (found["ready"][1:], found["decisions"]) == (("True", "Quiet"), 54)
-    assert found["message"].startswith("quiet for 2 days of 2 days: of 54 decisions since 1970-01-01T00:00:50Z 2 would")
+    assert found["message"].startswith(
+        "quiet for 2 days, 0:00:00 of 2 days, 0:00:00: of 54 decisions since 1970-01-01T00:00:50Z 2 would"
+    )
     assert gateway.judged == 1  # what is known is not decided again
 
 
@@ -126,8 +128,40 @@ async def test_counts_survive_a_restart_and_end_with_the_policy(tmp_path: Path):
     after.follow(changed.trials)
     assert status(after, changed.shown)["decisions"] == 0
     after.follow(())
-    (tmp_path / NAME).write_text('{"trials": {"x": 1}}')
-    assert gateway.trials()._counts == {}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"since": None}, {"since": 1e300}, {"last_flip": float("nan")}, {"unseen_s": -1e9}, {"decisions": "9"},
+     {"days": {"2026-03-01": [1]}}, {"days": []}, {"more": 1}],
+    ids=str,
+)  # fmt: skip
+async def test_a_broken_state_file_begins_anew(broken: dict[str, Any], tmp_path: Path):
+    config = loaded(tmp_path, m.policy(["a.example"]), on_trial("b.example"))
+    counts = {"mark": config.trials[0].mark, "since": 1.0, "decisions": 9, **broken}
+    (tmp_path / NAME).write_text(json.dumps({"trials": {"agents/default": counts}}))
+    trials = Gateway(tmp_path).trials()
+    trials.follow(config.trials)
+    assert status(trials, config.shown)["decisions"] == 0
+    trials.follow(())
+
+
+def test_a_state_file_of_brackets_begins_anew(tmp_path: Path):
+    (tmp_path / NAME).write_text("[" * 200_000)
+    assert Gateway(tmp_path).trials()._counts == {}
+
+
+def test_policies_that_replace_nothing_take_no_trial_from_others(tmp_path: Path):
+    lost = [m.policy(["a.example"], name=f"lost{at}", replaces={"name": f"a{at}"}) for at in range(5)]
+    config = loaded(tmp_path, *lost, m.policy(["a.example"]), on_trial("b.example"))
+    assert [(each.replaced, each.why) for each in config.trials] == [("agents/default", "")]
+
+
+def test_policies_that_replace_each_other_are_neither_in_force_nor_tried(tmp_path: Path):
+    alone = loaded(tmp_path)
+    config = loaded(tmp_path, m.policy(["a.example"], replaces={"name": "next"}), on_trial("b.example"))
+    assert (config.spec, config.trials) == (alone.spec, ())
+    assert [each.code for each in config.findings if "is in force" in each.message] == ["TargetNotFound"] * 2
 
 
 def test_a_policy_on_trial_is_not_in_force(tmp_path: Path):
@@ -160,8 +194,8 @@ def test_a_configuration_that_cannot_be_tried_says_why(tmp_path: Path):
     counts.add(1.0, "", 3, "")
     assert counts.condition(trial, 3600.0)[1:] == (
         "TooEarly",
-        "quiet for 1 hours of 2 days: of 3 decisions since 1970-01-01T00:00:00Z 0 would be denied and 0 allowed in"
-        " place of agents/default",
+        "quiet for 1:00:00 of 2 days, 0:00:00: of 3 decisions since 1970-01-01T00:00:00Z 0 would be denied and 0"
+        " allowed in place of agents/default",
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import json
 import logging
 from typing import Final
 
-from egressproxy.errors import FaultSource, GatewayError, GatewayFault, Reason
+from egressproxy.errors import UNREACHED, FaultSource, GatewayError, GatewayFault, Reason
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.product_types import ErrorForm
 from egressproxy.model.exchange import Exchange
@@ -95,12 +95,6 @@ DENIALS = frozenset((
 WITHOUT_EVENT = frozenset(
     {Reason.NO_ROUTE, Reason.MISDIRECTED, Reason.CLIENT_GONE, Reason.DRAINED, Reason.FILTER_FAILED}
 )  # fmt: skip
-#: Why a backend, a parent or its name could not be reached: what an operator can mend, or has to know.
-UNREACHED = frozenset((
-    Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.DNS_SERVFAIL, Reason.DNS_TIMEOUT, Reason.DNS_NOT_AUTHENTIC,
-    Reason.DNS_ERROR, Reason.CONNECT_REFUSED, Reason.CONNECT_TIMEOUT, Reason.CONNECT_FAILED, Reason.PARENT_REFUSED,
-    Reason.PARENT_AUTH, Reason.TLS_CERTIFICATE, Reason.TLS_PROTOCOL, Reason.TLS_TIMEOUT,
-))  # fmt: skip
 
 
 def internal_fault(error: BaseException, place: str) -> GatewayFault:

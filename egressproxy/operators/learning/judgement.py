@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import groupby
-from math import inf
 from statistics import median_low
 from typing import Final
 
-from egressproxy.operators.learning.names import HOSTNAME, Lookalikes, domain_of
+from egressproxy.operators.learning.names import Lookalikes, domain_of
 from egressproxy.operators.learning.observations import ClientKey, Observations, Record, address_class
 
 #: A name in use for this long, at this many times, is in steady use: it does not end with the burst that began it.
@@ -24,10 +22,8 @@ STEADY_S: Final = 3600.0
 STEADY_TIMES: Final = 10
 #: A name that is used so many times as often as the usual one of a burst is not of it.
 FAR_MORE: Final = 2
-#: A name is like generated ones where this share of them has as many labels and the same ending.
-LEAST_ALIKE: Final = 0.02
-#: Names that a name is compared with: enough to tell, and bounded.
-MAX_COMPARED: Final = 500
+#: Of uploads in all, and of those with large answers.
+MUCH_MORE: Final = 10
 #: A name may imitate a domain that is used this many times as often.
 RARER: Final = 10
 #: A rare name is learnt where so many other accounts of the namespace use it.
@@ -41,7 +37,6 @@ class Left(str, Enum):
 
     CANARY = "a canary key was sent there"
     ADDRESS = "an address in place of a name, or a name that leads to an address of a closed class"
-    MALFORMED = "not a hostname"
     DENIED = "refused anyway, and not by the list"
     UNREACHED = "never answered"
     ROUTED = "served by a route, which permits it"
@@ -52,6 +47,7 @@ class Left(str, Enum):
     LOOKALIKE = "looks like another domain"
     UPLOAD = "an unusual upload to a host of nobody else"
     RARE = "seen too rarely (--at-least)"
+    UNNAMED = "of a client that no policy can name (--by identity)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,108 +83,79 @@ class Judgement:
 
 
 def judge(seen: Observations, limits: Thresholds) -> Judgement:
-    """Divide the records."""
-    records = seen.records()
-    users = Counter((each.host, each.port) for each in records)
+    """Divide the records. Each rule looks at those that the rules before it have left, and may compare with all."""
+    records = rest = seen.records()
     left: dict[int, LeftOut] = {}
-
-    def leave(record: Record, why: Left, detail: str = "") -> None:
-        left.setdefault(id(record), LeftOut(record, why, detail))
-
-    for record in records:
-        found = _at_sight(record, limits)
-        if found is not None:
-            leave(record, *found)
-    open_ones = [each for each in records if id(each) not in left]
-    for record, detail in _bursts(open_ones, seen, limits):
-        leave(record, Left.BURST, detail)
-    for record, detail in _found_by_trying(open_ones, records, limits):
-        leave(record, Left.TRIED, detail)
-    random_ones = Counter((each.client, domain_of(each.host)) for each in open_ones if each.is_data)
-    for record in open_ones:
-        if record.is_data and not (
-            _is_steady(record) and random_ones[record.client, domain_of(record.host)] < limits.burst
-        ):
-            leave(record, Left.DATA)
-    spans = _spans(each for each in open_ones if id(each) not in left)
-    for record in open_ones:
-        if users[record.host, record.port] == 1 and _is_unusual_upload(record, spans.get(record.client, 0.0), limits):
-            leave(record, Left.UPLOAD, f"{record.sent} bytes sent, at most {record.sent_at_once} at once")
-    open_ones = [each for each in open_ones if id(each) not in left]
-    frequent = {id(each) for each in open_ones if each.times >= limits.at_least}
-    for record, detail in _lookalikes(open_ones, frequent):
-        leave(record, Left.LOOKALIKE, detail)
-        frequent.discard(id(record))
-    colleagues = Counter(_habit(each) for each in open_ones if id(each) in frequent and each.client.is_account)
-    for record in open_ones:
-        if id(record) not in frequent and colleagues[_habit(record)] < COLLEAGUES:
-            leave(record, Left.RARE)
-    return Judgement(
-        [each for each in records if id(each) not in left], [left[id(each)] for each in records if id(each) in left]
-    )
+    for rule in _RULES:
+        for found in rule(rest, records, limits):
+            left.setdefault(id(found.record), found)
+        rest = [each for each in rest if id(each) not in left]
+    return Judgement(rest, [left[id(each)] for each in records if id(each) in left])
 
 
-def _at_sight(record: Record, limits: Thresholds) -> tuple[Left, str] | None:
-    """Why a record is left out by what it says alone; None if not."""
-    if record.canary:
-        return Left.CANARY, f"canary {record.canary}"
-    literal = address_class(record.host)
-    if literal == "malformed":
-        return Left.MALFORMED, ""
-    if literal:
-        return Left.ADDRESS, literal
-    if record.host.partition(".")[0] in _METADATA and (record.host.endswith(".internal") or "." not in record.host):
-        return Left.ADDRESS, "a name of cloud metadata"
-    if record.host == "localhost" or record.host.endswith(".localhost"):
-        return Left.ADDRESS, "loopback"
-    if record.address not in ("", "public") and not (limits.allows_private and record.address in _MINE):
-        remedy = " (--private learns it)" if record.address in _MINE else ""
-        return Left.ADDRESS, f"leads to an address of class {record.address}{remedy}"
-    if not HOSTNAME.fullmatch(record.host):
-        return Left.MALFORMED, ""
-    if not record.reached:
-        return (Left.DENIED, record.denied_for) if record.denied else (Left.UNREACHED, "")
-    if record.routed == record.count and not limits.allows_routed:
-        return Left.ROUTED, ""
-    return (Left.PORT, f"port {record.port}") if record.port not in limits.ports else None
+def _at_sight(rest: Sequence[Record], every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
+    """What is left out by what the record says alone; for a canary all names of the domain."""
+    canaries = {(each.client, domain_of(each.host)): each.canary for each in every if each.canary}
+    for record in rest:
+        canary = canaries.get((record.client, domain_of(record.host)))
+        address = _closed_address(record, limits)
+        if canary:
+            yield LeftOut(record, Left.CANARY, f"canary {canary}")
+        elif address:
+            yield LeftOut(record, Left.ADDRESS, address)
+        elif not record.reached:
+            yield LeftOut(record, Left.DENIED if record.denied else Left.UNREACHED, record.denied_for)
+        elif record.routed == record.count and not limits.allows_routed:
+            yield LeftOut(record, Left.ROUTED)
+        elif record.port not in limits.ports:
+            yield LeftOut(record, Left.PORT, f"port {record.port}")
 
 
-def _is_steady(record: Record) -> bool:
-    return record.times >= STEADY_TIMES and record.last - record.first >= STEADY_S
+def _closed_address(record: Record, limits: Thresholds) -> str:
+    """Which class of address the name is, or leads to; "" for one that may be learnt."""
+    host = record.host
+    if literal := address_class(host):
+        return literal
+    if host.partition(".")[0] in _METADATA and (host.endswith(".internal") or "." not in host):
+        return "a name of cloud metadata"
+    if host == "localhost" or host.endswith(".localhost"):
+        return "loopback"
+    if closed := sorted(record.addresses - {"public"} - ({*_MINE} if limits.allows_private else set())):
+        return f"leads to an address of class {closed[0]}" + " (--private learns it)" * (closed[0] in _MINE)
+    return ""
 
 
-def _bursts(records: Iterable[Record], seen: Observations, limits: Thresholds) -> Iterator[tuple[Record, str]]:
+def _bursts(rest: Sequence[Record], every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
     """Names that began in a burst of domains of one client, or of names below one domain, and ended with it, while the
     client, or the input, went on for longer. A name that another client has used for longer is not new.
     """
-    lasted: set[tuple[str, int]] = set()
     until: dict[ClientKey, float] = defaultdict(float)
-    for record in seen.records():
+    for record in every:
         until[record.client] = max(until[record.client], record.last)
-        if record.last - record.first > limits.burst_s:
-            lasted.add((record.host, record.port))
+    end = max(until.values(), default=0.0)
+    lasted = {(each.host, each.port) for each in every if each.last - each.first > limits.burst_s}
     of_client: dict[ClientKey, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    of_domain = defaultdict(list)
-    for record in records:
-        if (record.host, record.port) not in lasted:
-            domain = domain_of(record.host)
-            if until[record.client] - record.last > limits.burst_s:
-                of_client[record.client][domain].append(record)
-            if seen.last - record.last > limits.burst_s:
-                of_domain[record.client.gateway, domain].append(record)
-    for client, domains in sorted(of_client.items()):
-        firsts = [min(found, key=lambda each: (each.first, each.host, each.port)) for found in domains.values()]
-        for first, size in _crowded(firsts, limits):
+    of_domain: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in rest:
+        domain = domain_of(record.host)
+        if (record.host, record.port) in lasted:
+            continue
+        if until[record.client] - record.last > limits.burst_s:
+            of_client[record.client][domain].append(record)
+        if end - record.last > limits.burst_s:
+            of_domain[record.client.gateway, domain].append(record)
+    for client, domains in of_client.items():
+        for first, size in _crowded([min(found, key=_first) for found in domains.values()], limits):
             for record in domains[domain_of(first.host)]:
-                yield record, f"{size} new domains of {client}"
-    for (_, domain), found in sorted(of_domain.items()):
+                yield LeftOut(record, Left.BURST, f"{size} new domains of {client}")
+    for (_, domain), found in of_domain.items():
         for record, size in _crowded(found, limits):
-            yield record, f"{size} new names below {domain}"
+            yield LeftOut(record, Left.BURST, f"{size} new names below {domain}")
 
 
-def _crowded(records: list[Record], limits: Thresholds) -> Iterator[tuple[Record, int]]:
+def _crowded(records: Sequence[Record], limits: Thresholds) -> Iterator[tuple[Record, int]]:
     """Those in any window of `burst_s` that has `burst` or more new names, and how many the window has."""
-    ordered = sorted(records, key=lambda each: (each.first, each.host, each.port))
+    ordered = sorted(records, key=_first)
     firsts = [each.first for each in ordered]
     done = next_median = 0
     most = 0
@@ -202,30 +169,27 @@ def _crowded(records: list[Record], limits: Thresholds) -> Iterator[tuple[Record
             done = stop
 
 
-def _found_by_trying(
-    records: Iterable[Record], every: Iterable[Record], limits: Thresholds
-) -> Iterator[tuple[Record, str]]:
-    """Names that a client began to use while it tried many others that never answered, as generated names are. Not one
-    that another client uses, too, or that has another number of labels, or another ending.
+def _first(record: Record) -> tuple[float, str, int]:
+    return record.first, record.host, record.port
+
+
+def _found_by_trying(rest: Sequence[Record], every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
+    """Names that a client began to use while it tried many like them that never answered, as generated names are. Not
+    a habit, or one that another client uses, too.
     """
-    tried, users = defaultdict(list), Counter[tuple[str, int]]()
+    tried: dict[object, list[float]] = defaultdict(list)
     for record in every:
-        users[record.host, record.port] += 1
         if not record.reached and not record.denied:
-            tried[record.client].append(record)
-    crowds = {
-        client: sorted((each.first, *_look(each)) for each, _ in _crowded(found, limits))
-        for client, found in tried.items()
-    }
-    for record in records:
-        crowd = crowds.get(record.client)
-        if not crowd or users[record.host, record.port] > 1:
-            continue
-        start = bisect_left(crowd, (record.first - limits.burst_s / 2,))
-        around = crowd[start : bisect_right(crowd, (record.first + limits.burst_s / 2, inf))][:MAX_COMPARED]
-        alike = [each for each in around if each[1:] == _look(record)]
-        if len(around) >= limits.burst and len(alike) >= len(around) * LEAST_ALIKE:
-            yield record, f"{len(around)} names of {record.client} never answered then"
+            tried[record.client, *_look(record)].append(record.first)
+    for firsts in tried.values():
+        firsts.sort()
+    users, habits = _users(every, limits), _habits(rest)
+    for record in rest:
+        firsts = tried.get((record.client, *_look(record)), [])
+        around = bisect_right(firsts, record.first + limits.burst_s / 2)
+        around -= bisect_left(firsts, record.first - limits.burst_s / 2)
+        if around >= limits.burst and users[record.host, record.port] < 2 and id(record) not in habits:
+            yield LeftOut(record, Left.TRIED, f"{around} names of {record.client} never answered then")
 
 
 def _look(record: Record) -> tuple[int, str]:
@@ -233,43 +197,80 @@ def _look(record: Record) -> tuple[int, str]:
     return record.host.count("."), record.host.rpartition(".")[2]
 
 
-def _spans(records: Iterable[Record]) -> dict[ClientKey, float]:
-    """For how long each client has sent requests, in seconds."""
-    found: dict[ClientKey, tuple[float, float]] = defaultdict(lambda: (inf, -inf))
-    for each in records:
-        first, last = found[each.client]
-        found[each.client] = min(first, each.first), max(last, each.last)
-    return {client: last - first for client, (first, last) in found.items()}
+def _users(every: Sequence[Record], limits: Thresholds) -> Counter[tuple[str, int]]:
+    """How many clients use a destination: one request of an accomplice does not count."""
+    return Counter((each.host, each.port) for each in every if each.reached and each.times >= limits.at_least)
 
 
-def _is_unusual_upload(record: Record, span_s: float, limits: Thresholds) -> bool:
-    """An upload is a habit if the host is in use many times, for at least half of the time `span_s` of its client."""
-    if record.sent <= record.received:
-        return False
-    if record.sent_at_once < limits.upload and record.sent < 10 * limits.upload:
-        return False
-    return record.times < STEADY_TIMES or record.last - record.first < span_s / 2
+def _habits(rest: Sequence[Record]) -> set[int]:
+    """The ids of records in use many times, for at least half of the time of their client."""
+    first: dict[ClientKey, float] = {}
+    last: dict[ClientKey, float] = {}
+    for each in rest:
+        first[each.client] = min(first.get(each.client, each.first), each.first)
+        last[each.client] = max(last.get(each.client, each.last), each.last)
+    return {
+        id(each) for each in rest
+        if each.times >= STEADY_TIMES and each.last - each.first >= (last[each.client] - first[each.client]) / 2
+    }  # fmt: skip
 
 
-def _lookalikes(records: list[Record], frequent: set[int]) -> Iterator[tuple[Record, str]]:
+def _data(rest: Sequence[Record], _every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
+    """Names that may carry data, unless they are few and in steady use."""
+    below = Counter((each.client, domain_of(each.host)) for each in rest if each.is_data)
+    for record in rest:
+        is_steady = record.times >= STEADY_TIMES and record.last - record.first >= STEADY_S
+        if record.is_data and not (is_steady and below[record.client, domain_of(record.host)] < limits.burst):
+            yield LeftOut(record, Left.DATA)
+
+
+def _uploads(rest: Sequence[Record], every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
+    """Large uploads, no habit, to a host that no other client uses for less."""
+    users = _users([each for each in every if not _is_large_upload(each, limits)], limits)
+    habits = _habits(rest)
+    for record in rest:
+        if _is_large_upload(record, limits) and id(record) not in habits and not users[record.host, record.port]:
+            detail = f"{record.sent} bytes sent, at most {record.sent_at_once} at once"
+            yield LeftOut(record, Left.UPLOAD, detail)
+
+
+def _is_large_upload(record: Record, limits: Thresholds) -> bool:
+    """Answers that are larger than the requests excuse ten times as much: a server can send what it likes."""
+    least = limits.upload * (1 if record.sent > record.received else MUCH_MORE)
+    return record.sent_at_once >= least or record.sent >= MUCH_MORE * least
+
+
+def _lookalikes(rest: Sequence[Record], _every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
     """Names that could be taken for a domain that is used far more often, and by at least as many clients."""
     counts: Counter[str] = Counter()
     clients: dict[str, set[ClientKey]] = defaultdict(set)
-    for record in records:
+    for record in rest:
         domain = domain_of(record.host)
         counts[domain] += record.count
         clients[domain].add(record.client)
-    known = Lookalikes({domain_of(each.host) for each in records if id(each) in frequent})
-    ordered = sorted(records, key=lambda each: each.host)
-    for host, found in groupby(ordered, key=lambda each: each.host):
-        domain = domain_of(host)
-        for other in known.of(host):
-            is_rarer = counts[domain] * RARER <= counts[other] and len(clients[domain]) <= len(clients[other])
-            if is_rarer:
-                yield from ((each, f"like {other}") for each in found)
+    known = Lookalikes(domain_of(each.host) for each in rest if each.times >= limits.at_least)
+    likes = {host: known.of(host) for host in {each.host for each in rest}}
+    for record in rest:
+        domain = domain_of(record.host)
+        for other in likes[record.host]:
+            if counts[domain] * RARER <= counts[other] and len(clients[domain]) <= len(clients[other]):
+                yield LeftOut(record, Left.LOOKALIKE, f"like {other}")
                 break
+
+
+def _rare(rest: Sequence[Record], _every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
+    """What was seen too rarely, unless accounts of the same namespace use it."""
+    habits = Counter(_habit(each) for each in rest if each.times >= limits.at_least and each.client.is_account)
+    for record in rest:
+        if record.times < limits.at_least and habits[_habit(record)] < COLLEAGUES:
+            yield LeftOut(record, Left.RARE)
 
 
 def _habit(record: Record) -> tuple[str, str, str, int]:
     """What accounts of one namespace have in common."""
     return record.client.gateway, record.client.namespace, record.host, record.port
+
+
+_RULES: Final[tuple[Callable[[Sequence[Record], Sequence[Record], Thresholds], Iterator[LeftOut]], ...]] = (
+    _at_sight, _bursts, _found_by_trying, _data, _uploads, _lookalikes, _rare,
+)  # fmt: skip

@@ -7,7 +7,9 @@ Public Suffix List (`PublicSuffixes`), and opens nothing for a name whose suffix
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +20,6 @@ _PRIVATE_PART: Final = "===BEGIN PRIVATE DOMAINS==="
 #: Labels below which countries register names.
 _SECOND_LEVEL: Final = frozenset({"ac", "co", "com", "edu", "go", "gob", "gov", "ne", "net", "nom", "or", "org"})
 
-#: A plain name as policies write it. A last label that is a number is an address to some resolvers.
-HOSTNAME: Final = re.compile(
-    r"(?=.{1,253}\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?!(?:[0-9]+|0x[0-9a-f]*)\Z)[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-)
 #: Labels of fewer characters carry too little data to matter.
 RANDOM_LENGTH: Final = 16
 #: More characters than this below the domain carry data, whatever they look like.
@@ -29,31 +27,24 @@ LONG_NAME: Final = 60
 #: The 180 most usual pairs of letters in English. Names made of words have 60 to 90 % of their neighbours in this set,
 #: random letters a quarter, digits none.
 _USUAL_SHARE: Final = 0.35
-_USUAL: Final = frozenset((
-    "th", "he", "in", "er", "an", "re", "on", "at", "en", "nd", "ti", "es", "or", "te", "of", "ed", "is", "it",
-    "al", "ar", "st", "to", "nt", "ng", "se", "ha", "as", "ou", "io", "le", "ve", "co", "me", "de", "hi", "ri",
-    "ro", "ic", "ne", "ea", "ra", "ce", "li", "ch", "ll", "be", "ma", "si", "om", "ur", "ca", "el", "ta", "la",
-    "ns", "di", "fo", "ho", "pe", "ec", "pr", "no", "ct", "us", "ac", "ot", "il", "tr", "ly", "nc", "et", "ut",
-    "ss", "so", "rs", "un", "lo", "wa", "ge", "ie", "wh", "ee", "wi", "em", "ad", "ol", "rt", "po", "we", "na",
-    "ul", "ni", "ts", "mo", "ow", "pa", "im", "mi", "ai", "sh", "ir", "su", "id", "os", "iv", "ia", "am", "fi",
-    "ci", "vi", "pl", "ig", "tu", "ev", "ld", "ry", "mp", "fe", "bl", "ab", "gh", "ty", "op", "wo", "sa", "ay",
-    "ex", "ke", "fr", "oo", "av", "ag", "if", "ap", "gr", "od", "bo", "sp", "rd", "do", "uc", "bu", "ei", "ov",
-    "by", "rm", "ep", "tt", "oc", "fa", "ef", "cu", "rn", "sc", "gi", "da", "yo", "cr", "cl", "du", "ga", "qu",
-    "ue", "ff", "ba", "ey", "ls", "va", "um", "pp", "ua", "up", "lu", "go", "ht", "ru", "ug", "ds", "lt", "pi",
+_USUAL: Final = frozenset(re.findall(
+    "..",
+    "thheineranreonatenndtiesorteofedisitalarsttontngsehaasouiolevecomedehiriroicneearacelichllbemasiomurcael"
+    "talansdifohopeecprnoctusacotiltrlyncetutsssorsunlowageiewheewiemadolrtpowenaulnitsmoowpaimmiaishirsuidos"
+    "iviaamficivipligtuevldrympfeblabghtyopwosaayexkefrooavagifapgrodbosprddoucbueiovbyrmepttocfaefcurnscgida"
+    "yocrcldugaquueffbaeylsvaumppuauplugohtruugdsltpi",
 ))  # fmt: skip
 #: Characters that pass for others: read as the letter that they look like (Unicode TR 39, the usual ones).
 _LOOKS: Final = str.maketrans(
-    {
-        "0": "o", "1": "l", "3": "e", "5": "s", "\u0430": "a", "\u0435": "e", "\u043e": "o", "\u0440": "p",
-        "\u0441": "c", "\u0443": "y", "\u0445": "x", "\u0456": "i", "\u0458": "j", "\u0455": "s", "\u04bb": "h",
-        "\u0501": "d", "\u051b": "q", "\u051d": "w", "\u03bf": "o", "\u03b1": "a", "\u03bd": "v", "\u0131": "i",
-        "\u0261": "g", "\u043a": "k", "\u043c": "m", "\u0442": "t", "\u0432": "b", "\u043d": "h",
-    }
-)  # fmt: skip
-#: Endings that are mistaken for others.
+    "0135\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u04bb\u0501\u051b\u051d\u03bf\u03b1\u03bd\u0131"
+    "\u0261\u043a\u043c\u0442\u0432\u043d",
+    "olesaeopcyxijshdqwoavigkmtbh",
+)
+#: Endings with a slip, and the usual ending that they stand for.
 _ENDINGS: Final = {"co": "com", "cm": "com", "om": "com", "ne": "net", "og": "org"}
 #: Shorter owners' labels have neighbours by chance (`ibm`, `ibn`).
 _LEAST_OWNER: Final = 4
+_DIGITS: Final = re.compile("[0-9]")
 
 
 def domain_of(host: str) -> str:
@@ -64,10 +55,15 @@ def domain_of(host: str) -> str:
     return ".".join(labels[-2:])
 
 
+def patterns_of(host: str) -> list[str]:
+    """The hostnames of policies and routes that match this name."""
+    return [host, *(f"*.{tail}" for tail in _tails(host)[1:])]
+
+
 def carries_data(host: str) -> bool:
-    """Whether a label looks random, or the name is long: it may carry data to the owner's name server."""
+    """Whether a label looks random, or all of them, or the name is long: it may carry data to the owner's server."""
     below = host.removesuffix(domain_of(host))
-    return len(below) > LONG_NAME or any(is_random(label) for label in host.split(".")[:-1])
+    return len(below) > LONG_NAME or any(map(is_random, (*host.split(".")[:-1], below.replace(".", "-"))))
 
 
 def is_random(label: str) -> bool:
@@ -81,60 +77,34 @@ class Lookalikes:
     """Finds names that differ in one character from a domain in this collection, or carry it in another domain."""
 
     def __init__(self, domains: Iterable[str]) -> None:
-        self._domains = frozenset(domains)
-        self._near: dict[str, set[str]] = {}
-        for domain in sorted(self._domains):
-            for key in _deletions(domain):
-                self._near.setdefault(key, set()).add(domain)
-        self._skeletons: dict[str, str] = {}
-        for domain in sorted(self._domains, reverse=True):
-            self._skeletons[_skeleton(domain)] = domain
+        self._domains = {each: _DIGITS.sub("", each) for each in domains}
+        self._near: defaultdict[str, set[str]] = defaultdict(set)
+        for domain in self._domains:
+            for key in _appearances(domain):
+                self._near[key].add(domain)
 
     def of(self, host: str) -> list[str]:
-        """The domains that this name could be taken for, in order."""
+        """The domains that this name could be taken for, in order. Other digits make a series of names."""
         own = domain_of(host)
-        found = {domain for key in _deletions(own) for domain in self._near.get(key, ()) if _is_near(own, domain)}
-        same = self._skeletons.get(_skeleton(own))
-        found |= {same} if same is not None else set()
+        letters = _DIGITS.sub("", own)
+        near = {domain for key in _appearances(own) for domain in self._near.get(key, ())}
+        found = {domain for domain in near if self._domains[domain] != letters}
         labels = host.split(".")
-        for start in range(len(labels) - 2):
-            for length in (2, 3):
-                inside = ".".join(labels[start : start + length])
-                if start + length < len(labels) and inside in self._domains:
-                    found.add(inside)
-        found.discard(own)
-        return sorted(found)
+        inside = {".".join(labels[at : at + size]) for size in (2, 3) for at in range(len(labels) - size)}
+        return sorted((found | self._domains.keys() & inside) - {own})
 
 
-def _deletions(domain: str) -> Iterator[str]:
-    owner, _, suffix = domain.partition(".")
-    if len(owner) >= _LEAST_OWNER:
-        yield domain
-        yield from (owner[:at] + owner[at + 1 :] + "." + suffix for at in range(len(owner)))
-
-
-def _is_near(one: str, other: str) -> bool:
-    """Whether one edit, or a swap of neighbours, leads from one to the other. Digits for digits are series of names."""
-    if one == other or abs(len(one) - len(other)) > 1:
-        return False
-    if len(one) != len(other):
-        short, long = sorted((one, other), key=len)
-        return any(long[:at] + long[at + 1 :] == short and not long[at].isdigit() for at in range(len(long)))
-    differ = [at for at in range(len(one)) if one[at] != other[at]]
-    if len(differ) == 1:
-        return not (one[differ[0]].isdigit() and other[differ[0]].isdigit())
-    first, last = differ[0], differ[-1]
-    return len(differ) == 2 and last == first + 1 and one[first] == other[last] and one[last] == other[first]
-
-
-def _skeleton(domain: str) -> str:
+def _appearances(domain: str) -> Iterator[str]:
+    """The domain as it looks, and without one of its characters: what two names share that are a slip apart."""
     owner, _, suffix = domain.partition(".")
     if owner.startswith("xn--"):
-        try:
+        with suppress(UnicodeError):
             owner = owner[4:].encode().decode("punycode")
-        except UnicodeError:
-            return domain
-    return owner.translate(_LOOKS).replace("rn", "m").replace("vv", "w") + "." + _ENDINGS.get(suffix, suffix)
+    owner = owner.translate(_LOOKS).replace("rn", "m").replace("vv", "w")
+    suffix = _ENDINGS.get(suffix, suffix)
+    yield f"{owner}.{suffix}"
+    if len(owner) >= _LEAST_OWNER:
+        yield from (f"{owner[:at]}{owner[at + 1 :]}.{suffix}" for at in range(len(owner)))
 
 
 class PublicSuffixes:
@@ -145,39 +115,30 @@ class PublicSuffixes:
         if _PRIVATE_PART not in text:
             raise ValueError(f'the line "{_PRIVATE_PART}" is missing: it is not the whole Public Suffix List')
         lines = (line.split(None, 1)[0] for line in text.splitlines() if line.strip() and not line.startswith("//"))
-        self._rules: Collection[str] = frozenset(_ascii(line) for line in lines)
-        #: Below these a suffix begins: `amazonaws.com` has `s3.amazonaws.com` below it.
-        self._above: Collection[str] = frozenset(
-            above for rule in self._rules for above in _parents(rule.lstrip("!").removeprefix("*."))
-        )
+        self._rules = frozenset(map(_ascii, lines))
+        #: Below these a suffix begins: `amazonaws.com` has `s3.amazonaws.com` below it, `sch.uk` all of `*.sch.uk`.
+        self._above = frozenset(above for rule in self._rules for above in _tails(rule)[1:])
 
     def is_owned(self, domain: str) -> bool:
         """Whether one owner has all names below this domain: it lies below a suffix of the list, and above none. False
         where the list does not know the last label.
         """
-        suffix = self._suffix_length(domain.split("."))
-        return suffix is not None and domain.count(".") + 1 > suffix and domain not in self._above
-
-    def _suffix_length(self, labels: list[str]) -> int | None:
-        """How many labels of the name are its public suffix: of all rules that match, the longest; exceptions first."""
-        found = None
-        for count in range(1, len(labels) + 1):
-            tail = ".".join(labels[-count:])
+        if domain in self._above:
+            return False
+        for tail in _tails(domain):  # the longest rule holds, an exception before all others
             if f"!{tail}" in self._rules:
-                return count - 1
-            wildcard = "*." + tail.partition(".")[2]
-            if tail in self._rules or (count > 1 and wildcard in self._rules):
-                found = count
-        return found
+                return True
+            if tail in self._rules or f"*.{tail.partition('.')[2]}" in self._rules:
+                return tail != domain
+        return False
 
 
-def _parents(domain: str) -> Iterator[str]:
-    while domain := domain.partition(".")[2]:
-        yield domain
+def _tails(domain: str) -> list[str]:
+    labels = domain.split(".")
+    return [".".join(labels[at:]) for at in range(len(labels))]
 
 
 def _ascii(rule: str) -> str:
-    if rule.isascii():
-        return rule
-    labels = rule.split(".")
-    return ".".join(label if label.isascii() else "xn--" + label.encode("punycode").decode("ascii") for label in labels)
+    return ".".join(
+        label if label.isascii() else "xn--" + label.encode("punycode").decode("ascii") for label in rule.split(".")
+    )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
 
 from egressproxy.model.encoding import rfc3339
+from egressproxy.operators.learning.judgement import Left, LeftOut
 from egressproxy.operators.learning.names import PublicSuffixes
-from egressproxy.operators.learning.observations import ClientKey, Record
+from egressproxy.operators.learning.observations import MAX_PREFIXES, ClientKey, Record
 
 #: Names below one domain that one `*.suffix` replaces.
 SUFFIX_NAMES: Final = 3
@@ -65,25 +66,21 @@ class Entry:
 
     def evidence(self) -> str:
         """How often, by whom, when first and last, and what was asked for, where that was seen."""
-        count = sum(each.count for each in self.records)
         clients = Counter[str]()
         for each in self.records:
             clients[str(each.client)] += each.count
-        shown = [name for name, _ in sorted(clients.items(), key=lambda each: (-each[1], each[0]))]
-        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        first, last = min(each.first for each in self.records), max(each.last for each in self.records)
-        requests = f"{count} request{'s' * (count != 1)} by {', '.join(shown[:_SHOWN])}{more}"
-        parts = [f"{requests}, {moment(first)} to {moment(last)}"]
+        names = [name for name, _ in sorted(clients.items(), key=lambda each: (-each[1], each[0]))]
+        parts = [requests_of(self.records, few(names))]
         most = max(each.sent_at_once for each in self.records)
         if most >= MUCH:
             parts.append(f"{sum(each.sent for each in self.records) >> 20} MiB sent, at most {most >> 20} MiB at once")
         if self.hostname.startswith("*."):
             names = sorted({each.host for each in self.records})
-            parts.append(f"{len(names)} names: {', '.join(names[:_SHOWN])}{' …' * (len(names) > _SHOWN)}")
+            parts.append(f"{len(names)} names: {few(names)}")
         methods = sorted({method for each in self.records for method in each.methods if method != "-"})
         prefixes = sorted({prefix for each in self.records for prefix in each.prefixes})
         if methods:
-            parts.append(f"{' '.join(methods)} {' '.join(prefixes[:8])}{' …' * (len(prefixes) > 8)}")
+            parts.append(" ".join((*methods, *prefixes[:MAX_PREFIXES])))
         return "; ".join(parts)
 
 
@@ -110,36 +107,35 @@ class PlannedPolicy:
 
 
 def plan(
-    learnt: Iterable[Record], by: By, known: Iterable[Record] = (), suffixes: PublicSuffixes | None = None
-) -> tuple[list[PlannedPolicy], list[Record]]:
+    learnt: Sequence[Record], by: By, known: Iterable[Record] = (), suffixes: PublicSuffixes | None = None,
+    replaces: str = "",
+) -> tuple[list[PlannedPolicy], list[LeftOut]]:  # fmt: skip
     """The policies, in a stable order, and records of clients that no policy can name, which `By.IDENTITY` leaves out.
     `known`: what else was learnt of the clients, which says who the accounts of a namespace are. `suffixes`: offer
-    `*.suffix` where this list says that one owner has the names.
+    `*.suffix` where this list says that one owner has the names. `replaces`: on trial in place of this policy.
     """
-    learnt = list(learnt)
     accounts: dict[tuple[str, Subject], set[Subject]] = defaultdict(set)
     for record in (*learnt, *known):
         subject = Subject.of(record.client)
         accounts[record.client.gateway, subject.of_namespace].add(subject)
+    users: dict[tuple[str, Subject, str, int], set[Subject]] = defaultdict(set)
+    for record in learnt:
+        subject = Subject.of(record.client)
+        users[record.client.gateway, subject.of_namespace, record.host, record.port].add(subject)
     places: dict[tuple[str, Subject], list[Record]] = defaultdict(list)
     unnamed = []
-    for (gateway, _, _), records in _same(learnt).items():
-        subjects = {Subject.of(each.client) for each in records}
-        for namespace in {each.of_namespace for each in subjects}:
-            there = accounts[gateway, namespace]
-            is_shared = len(there) > 1 and there <= subjects
-            for record in records:
-                subject = Subject.of(record.client)
-                if subject.of_namespace != namespace:
-                    continue
-                if by is By.IDENTITY and subject == Subject() and record.client.name != "-":
-                    unnamed.append(record)
-                    continue
-                if by is By.NAMESPACE or (by is By.AUTO and is_shared):
-                    subject = namespace
-                places[gateway, subject].append(record)
+    for record in learnt:
+        subject, gateway = Subject.of(record.client), record.client.gateway
+        namespace = subject.of_namespace
+        there = accounts[gateway, namespace]
+        is_shared = len(there) > 1 and there == users[gateway, namespace, record.host, record.port]
+        if by is By.IDENTITY and subject == Subject() and record.client.name != "-":
+            unnamed.append(LeftOut(record, Left.UNNAMED))
+        else:
+            is_for_namespace = by is By.NAMESPACE or (by is By.AUTO and is_shared)
+            places[gateway, namespace if is_for_namespace else subject].append(record)
     return [
-        PlannedPolicy(gateway, subject, _entries(found, suffixes))
+        PlannedPolicy(gateway, subject, _entries(found, suffixes), replaces)
         for (gateway, subject), found in sorted(places.items())
     ], unnamed
 
@@ -149,34 +145,34 @@ def moment(seconds: float) -> str:
     return rfc3339(seconds)[:16] + "Z"
 
 
-def _same(records: Iterable[Record]) -> Mapping[tuple[str, str, int], list[Record]]:
-    found: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
-    for each in records:
-        found[each.client.gateway, each.host, each.port].append(each)
-    return found
+def requests_of(records: Sequence[Record], clients: str) -> str:
+    """How many requests of these clients there were, the first and the last one."""
+    count = sum(each.count for each in records)
+    first, last = min(each.first for each in records), max(each.last for each in records)
+    return f"{count} request{'s' * (count != 1)} by {clients}, {moment(first)} to {moment(last)}"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _entries(records: list[Record], suffixes: PublicSuffixes | None) -> tuple[Entry, ...]:
-    """An entry for each hostname, with all ports."""
+    """An entry for each hostname with all ports; `*.domain` in place of names below one domain with the same ports."""
     hosts: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         hosts[record.host].append(record)
     made = [Entry(name, tuple(sorted({each.port for each in found})), tuple(found)) for name, found in hosts.items()]
-    if suffixes is not None:
-        made = [*_joined(made, suffixes)]
-    return tuple(sorted(made, key=lambda each: (each.ports, reversed_name(each.hostname))))
-
-
-def _joined(entries: list[Entry], suffixes: PublicSuffixes) -> Iterator[Entry]:
-    """The entries, with `*.domain` in place of names below one domain with the same ports."""
     below: dict[tuple[str, tuple[int, ...]], list[Entry]] = defaultdict(list)
-    for each in entries:
-        below[each.hostname.partition(".")[2], each.ports].append(each)
+    for entry in made if suffixes is not None else ():
+        below[entry.hostname.partition(".")[2], entry.ports].append(entry)
     for (domain, ports), found in below.items():
-        if len(found) >= SUFFIX_NAMES and "." in domain and suffixes.is_owned(domain):
-            yield Entry(f"*.{domain}", ports, tuple(record for each in found for record in each.records))
-        else:
-            yield from found
+        if len(found) >= SUFFIX_NAMES and suffixes is not None and suffixes.is_owned(domain):
+            joined = Entry(f"*.{domain}", ports, tuple(record for each in found for record in each.records))
+            names = {each.hostname for each in found}
+            made = [joined, *(each for each in made if each.hostname not in names)]
+    return tuple(sorted(made, key=lambda each: (each.ports, reversed_name(each.hostname))))
 
 
 def reversed_name(hostname: str) -> tuple[list[str], str]:

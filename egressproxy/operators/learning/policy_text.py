@@ -9,22 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
 from egressproxy.operators.learning.judgement import Left, LeftOut
 from egressproxy.operators.learning.names import domain_of
-from egressproxy.operators.learning.observations import Overflow
-from egressproxy.operators.learning.policy_plan import Entry, PlannedPolicy, Subject, moment, reversed_name
+from egressproxy.operators.learning.policy_plan import Entry, PlannedPolicy, few, requests_of, reversed_name
 
 #: The first line of a file that may be changed later.
 MARK: Final = "# Learnt by `egressproxy learn`."
 LEFT_OUT: Final = "# Left out:"
-#: Lines about what was left out, for each reason; names in one line.
+#: Lines about what was left out, for each reason.
 MAX_LINES: Final = 25
-MAX_NAMES: Final = 3
 MAX_COMMENT: Final = 400
 _PLAIN: Final = re.compile(r"[a-z][a-z0-9_-]*(?:\.[a-z0-9_-]+)*\.[a-z][a-z0-9-]*|[a-z][a-z0-9-]{3,}", re.ASCII)
 _WORDS: Final = frozenset({"true", "false", "null"})
@@ -33,20 +30,11 @@ _PORTS: Final = re.compile(r"    - ports: \[([0-9, ]*)\]")
 _HOST: Final = re.compile(r'      - ("[^"]*"|[^\s#"]+)(?:  # .*)?')
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a new run would change in an earlier file: its new text, and how many entries come and go."""
-
-    text: str
-    added: int
-    removed: int
-
-
 def comment(text: str) -> str:
     """The text as one line of printable ASCII, of bounded length: fit for a comment."""
     safe = text.encode("ascii", "backslashreplace").decode()
     safe = "".join(each if " " <= each <= "~" else f"\\x{ord(each):02x}" for each in safe)
-    return safe if len(safe) <= MAX_COMMENT else f"{safe[:MAX_COMMENT]}…".replace("…", "...")
+    return safe if len(safe) <= MAX_COMMENT else f"{safe[:MAX_COMMENT]}..."
 
 
 def scalar(text: str) -> str:
@@ -56,7 +44,7 @@ def scalar(text: str) -> str:
 
 def policy_text(policy: PlannedPolicy) -> str:
     """One EgressPolicy, with the evidence behind each hostname."""
-    lines = [*_head(policy)]
+    lines = [_head(policy)]
     for ports, entries in groupby(policy.entries, key=lambda each: each.ports):
         lines += [_ports_line(ports), "      hostnames:", *map(_host_line, entries)]
     return "\n".join(lines) + "\n"
@@ -68,10 +56,9 @@ def file_text(about: Sequence[str], policies: Sequence[PlannedPolicy], left_out:
     return head + "".join(f"---\n{policy_text(each)}" for each in policies) + "\n" + "\n".join(left_out) + "\n"
 
 
-def left_out_lines(left_out: Sequence[LeftOut], overflows: Iterable[Overflow], learnt: int) -> Iterator[str]:
+def left_out_lines(left_out: Sequence[LeftOut], learnt: int) -> Iterator[str]:
     """Comments: what was left out, by reason, names of one client below one domain together."""
-    beyond = list(overflows)
-    if not left_out and not beyond:
+    if not left_out:
         yield f"{LEFT_OUT} nothing."
         return
     yield f"{LEFT_OUT} {len(left_out)} of {len(left_out) + learnt} destinations of clients."
@@ -84,50 +71,40 @@ def left_out_lines(left_out: Sequence[LeftOut], overflows: Iterable[Overflow], l
             yield from lines[:MAX_LINES]
             if len(lines) > MAX_LINES:
                 yield f"#   ... and {len(lines) - MAX_LINES} lines more"
-    if beyond:
-        yield "#"
-        yield "# too many names below one domain, which were not kept"
-        for each in beyond[:MAX_LINES]:
-            yield comment(f"#   {each.client}: {each.requests} requests below {each.domain}")
 
 
 def _grouped(found: Iterable[LeftOut]) -> Iterator[str]:
     groups: dict[tuple[str, str, str], list[LeftOut]] = defaultdict(list)
     for each in found:
-        domain = domain_of(each.record.host) if each.why not in (Left.ADDRESS, Left.MALFORMED) else each.detail
+        domain = domain_of(each.record.host) if each.why is not Left.ADDRESS else each.detail
         groups[str(each.record.client), domain, each.record.client.gateway].append(each)
     for (client, _, _), together in sorted(groups.items(), key=lambda each: (-_requests(each[1]), each[0])):
         names = [f"{each.record.host}:{each.record.port}" for each in together]
-        shown = ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
-        first, last = min(each.record.first for each in together), max(each.record.last for each in together)
-        count = _requests(together)
-        details = sorted({each.detail for each in together if each.detail})
-        about = f"{count} request{'s' * (count != 1)} by {client}, {moment(first)} to {moment(last)}"
-        yield comment(f"#   {shown}  {about}" + (f"; {', '.join(details[:2])}" if details else ""))
+        details = "; ".join(sorted({each.detail for each in together if each.detail})[:2])
+        about = requests_of([each.record for each in together], client)
+        yield comment(f"#   {few(names)}  {about}" + f"; {details}" * bool(details))
 
 
 def _requests(together: Iterable[LeftOut]) -> int:
     return sum(each.record.count for each in together)
 
 
-def _head(policy: PlannedPolicy) -> Iterator[str]:
+def _head(policy: PlannedPolicy) -> str:
     namespace, _, gateway = policy.gateway.partition("/")
-    yield "apiVersion: egressproxy.io/v1alpha1"
-    yield "kind: EgressPolicy"
-    yield f"metadata: {{name: {scalar(policy.name)}, namespace: {scalar(namespace)}}}"
-    yield "spec:"
-    yield f"  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: {scalar(gateway)}}}]"
-    if policy.subject != Subject():
-        subject = policy.subject
-        fields = (
-            ("namespace", subject.namespace), ("trustDomain", subject.trust_domain),
-            ("serviceAccount", subject.service_account),
-        )  # fmt: skip
-        yield f"  subjects: [{{{', '.join(f'{key}: {scalar(value)}' for key, value in fields if value)}}}]"
-    if policy.replaces:
-        yield f"  replaces: {{name: {scalar(policy.replaces)}}}"
-    yield "  destinations:"
-    yield "    allow:"
+    subject = policy.subject
+    fields = {"namespace": subject.namespace, "trustDomain": subject.trust_domain,
+              "serviceAccount": subject.service_account}  # fmt: skip
+    named = ", ".join(f"{key}: {scalar(value)}" for key, value in fields.items() if value)
+    subjects = f"\n  subjects: [{{{named}}}]" if named else ""
+    replaces = f"\n  replaces: {{name: {scalar(policy.replaces)}}}" if policy.replaces else ""
+    return f"""\
+apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {{name: {scalar(policy.name)}, namespace: {scalar(namespace)}}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: {scalar(gateway)}}}]{subjects}{replaces}
+  destinations:
+    allow:"""
 
 
 def _ports_line(ports: Iterable[int]) -> str:
@@ -141,69 +118,49 @@ def _host_line(entry: Entry) -> str:
 # --- the change of an earlier file -----------------------------------------------------------------------------------
 
 
-def changed(text: str, new: Sequence[PlannedPolicy], is_unused: Callable[[str, str, tuple[int, ...]], bool]) -> Change:
-    """The text of an earlier file without unused entries, and with new ones; its other lines stay as they are.
+def changed(text: str, new: Sequence[PlannedPolicy], gone: Collection[tuple[str, str, tuple[int, ...]]]) -> str:
+    """The text of an earlier file without entries that are gone, and with new ones; its other lines stay as they are.
 
-    `is_unused` is asked with the policy (namespace/name), hostname and ports of each entry.
+    `gone` are policy (namespace/name), hostname and ports. Raises ValueError for a line that `learn` has not written.
     """
-    documents = text.split("\n---\n")
-    # What was left out stands behind the last policy.
-    last, left, tail = documents[-1].partition(f"\n{LEFT_OUT}")
-    documents[-1] = last.rstrip("\n")
+    body, left, tail = text.partition(f"\n{LEFT_OUT}")
     wanted = {f"{each.gateway.partition('/')[0]}/{each.name}": each for each in new}
-    added = sum(len(each.entries) for each in new)
-    removed = 0
     made = []
-    for document in documents:
+    for document in body.rstrip("\n").split("\n---\n"):
         named = _NAMED.search(document)
-        if named is None:
-            made.append(document)
-            continue
-        policy = f"{_value(named[2])}/{_value(named[1])}"
+        policy = f"{_value(named[2])}/{_value(named[1])}" if named is not None else ""
         planned = wanted.pop(policy, None)
-        written, gone = _changed_document(
-            document,
-            planned,
-            lambda host, ports, policy=policy: is_unused(policy, host, ports),  # type: ignore[misc]
-        )
-        removed += gone
-        made.append(written)
+        entries = planned.entries if planned is not None else ()
+        made.append(_changed_document(document, policy, entries, gone) if policy else document)
     made += [policy_text(each).rstrip("\n") for each in wanted.values()]
-    return Change("\n---\n".join(made) + "\n" + left + tail, added, removed)
+    return "\n---\n".join(made) + "\n" + left + tail
 
 
 def _changed_document(
-    document: str, planned: PlannedPolicy | None, is_unused: Callable[[str, tuple[int, ...]], bool]
-) -> tuple[str, int]:
-    head: list[str] = []
-    groups: dict[tuple[int, ...], dict[str, str]] = {}
+    document: str, policy: str, new: Iterable[Entry], gone: Collection[tuple[str, str, tuple[int, ...]]]
+) -> str:
+    lines: list[str] = []
+    groups: dict[tuple[int, ...], dict[str, str]] = defaultdict(dict)
     ports: tuple[int, ...] | None = None
-    removed = 0
     for line in document.split("\n"):
-        found = _PORTS.fullmatch(line)
-        if found is not None:
+        if found := _PORTS.fullmatch(line):
             ports = tuple(int(each) for each in found[1].split(",") if each.strip())
-            groups[ports] = groups.get(ports, {})
         elif ports is None:
-            head.append(line)
-        elif (host := _HOST.fullmatch(line)) is not None:
+            lines.append(line)
+        elif host := _HOST.fullmatch(line):
             name = _value(host[1])
-            if is_unused(name, ports):
-                removed += 1
-            else:
+            if (policy, name, ports) not in gone:
                 groups[ports][name] = line
         elif line.strip() and line != "      hostnames:":
             raise ValueError(f"a line that `learn` has not written: {line.strip()[:80]}")
-    for entry in planned.entries if planned is not None else ():
-        groups.setdefault(entry.ports, {})[entry.hostname] = _host_line(entry)
-    if head and head[-1].startswith("    allow:"):
-        head[-1] = "    allow:" if any(groups.values()) else "    allow: []"
-    lines = list(head)
+    for entry in new:
+        groups[entry.ports][entry.hostname] = _host_line(entry)
+    if lines[-1].startswith("    allow:"):
+        lines[-1] = "    allow:" if groups else "    allow: []"
     for numbers, hosts in sorted(groups.items()):
-        if hosts:
-            lines += [_ports_line(numbers), "      hostnames:"]
-            lines += [hosts[name] for name in sorted(hosts, key=reversed_name)]
-    return "\n".join(lines), removed
+        lines += [_ports_line(numbers), "      hostnames:"]
+        lines += [hosts[name] for name in sorted(hosts, key=reversed_name)]
+    return "\n".join(lines)
 
 
 def _value(written: str) -> str:

@@ -98,7 +98,7 @@ def _trials(resources: ResourceSet, bind: tuple[str, ...], machine: Machine) -> 
         return ()
     from egressproxy.processes.loader.trials import trials
 
-    return trials(resources, bind, machine)
+    return tuple(trials(resources, bind, machine))
 
 
 def previous_of(memory: bytes) -> Compiled | None:

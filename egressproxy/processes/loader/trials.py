@@ -25,41 +25,31 @@ from egressproxy.processes.pickling import dumps, loads
 MAX_TRIALS: Final = 4
 
 
-def trials(resources: ResourceSet, bind: tuple[str, ...], machine: Machine) -> tuple[Trial, ...]:
+def trials(resources: ResourceSet, bind: tuple[str, ...], machine: Machine) -> Iterator[Trial]:
     """One for each policy in force that others would replace: policies that name the same one are tried together."""
-    groups: dict[tuple[str, str], list[EgressPolicy]] = defaultdict(list)
-    for policy in resources.of(EgressPolicy):
+    groups: dict[str, list[EgressPolicy]] = defaultdict(list)
+    for policy in sorted(resources.of(EgressPolicy), key=lambda policy: policy.key):
         if policy.spec.replaces is not None:
-            groups[policy.namespace, policy.spec.replaces.name].append(policy)
-    return tuple(_trials(resources, groups, bind, machine))
-
-
-def _trials(
-    resources: ResourceSet, groups: dict[tuple[str, str], list[EgressPolicy]], bind: tuple[str, ...], machine: Machine
-) -> Iterator[Trial]:
-    for number, ((namespace, name), policies) in enumerate(sorted(groups.items())):
-        replaced = resources.find(EgressPolicy, namespace, name)
+            groups[f"{policy.namespace}/{policy.spec.replaces.name}"].append(policy)
+    number = 0
+    for name, policies in sorted(groups.items()):
+        replaced = resources.find(EgressPolicy, *name.split("/"))
         if replaced is None or replaced.spec.replaces is not None:
             continue  # status says so
-        keys = {each.key for each in policies}
-        objects = [
-            _in_force(each) if isinstance(each, EgressPolicy) and each.key in keys else each
-            for each in resources.objects
-            if each.key != replaced.key
-        ]
         spec, why = b"", f"more than {MAX_TRIALS} trials: only the first ones are made"
-        if number < MAX_TRIALS:
-            tried = ResourceSet(objects, broken=resources.broken, read=resources.read, left_out=resources.left_out)
+        number += 1
+        if number <= MAX_TRIALS:
+            tried = {each.key: _in_force(each) for each in policies}
+            objects = [tried.get(each.key, each) for each in resources.objects if each.key != replaced.key]
+            together = ResourceSet(objects, broken=resources.broken, read=resources.read, left_out=resources.left_out)
             try:
-                spec, why = zlib.compress(pack(compiled(tried, bind, machine=machine).spec), 1), ""
+                spec, why = zlib.compress(pack(compiled(together, bind, machine=machine).spec), 1), ""
             except ConfigError as error:
                 why = f"with the policy in force the configuration is invalid: {error.problems[0].sentence}"
-        mark = blake2b(digest_size=8)
-        for each in (replaced, *sorted(policies, key=lambda policy: policy.key)):
-            mark.update(json.dumps(each.to_manifest()["spec"], sort_keys=True, default=str).encode())
+        specs = [each.to_manifest()["spec"] for each in (replaced, *policies)]
+        mark = blake2b(json.dumps(specs, sort_keys=True, default=str).encode(), digest_size=8)
         quiet_s = max(each.spec.replaces.quiet_for.seconds for each in policies if each.spec.replaces is not None)
-        names = tuple(sorted(f"{each.namespace}/{each.metadata.name}" for each in policies))
-        yield Trial(names, f"{namespace}/{name}", quiet_s, mark.hexdigest(), spec, why)
+        yield Trial(tuple(each.full_name for each in policies), name, quiet_s, mark.hexdigest(), spec, why)
 
 
 def _in_force(policy: EgressPolicy) -> EgressPolicy:

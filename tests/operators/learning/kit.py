@@ -26,9 +26,9 @@ def often(host: str, times: int = 12, account: str = "worker", every: float = 60
     return [line(host, at * every, account, **more) for at in range(times)]
 
 
-def seen(*lines: dict[str, Any], bounds: tuple[int, int] = (1000, 100)) -> Observations:
+def seen(*lines: dict[str, Any], most: int = 1000) -> Observations:
     """What is kept of these lines."""
-    made = Observations(*bounds)
+    made = Observations(most)
     for each in sorted(lines, key=lambda each: each["time"]):
         made.add_log(each)
     return made

@@ -60,6 +60,33 @@ def test_what_options_open():
     assert outcome(*often("a.example", port=22), ports=frozenset({22})) == {"a.example": "learnt"}
 
 
+def test_a_canary_on_one_port_or_name_leaves_out_the_domain():
+    found = outcome(*often("a.river.net"), *often("a.river.net", port=80, canary="k1"), *often("b.river.net"))
+    assert found == {"a.river.net": "CANARY", "b.river.net": "CANARY"}
+
+
+def test_an_upload_is_unusual_also_of_two_clients_or_with_large_answers():
+    def sent(account: str, answer: int) -> list[dict[str, Any]]:
+        return [line("drop.net", 600 + at, account, bytes_in=50_000_000, bytes_out=answer) for at in range(3)]
+
+    usual = often("api.example.com", 60, every=10)
+    assert outcome(*usual, *sent("a", 100), *sent("b", 100))["drop.net"] == "UPLOAD"
+    assert outcome(*usual, *sent("a", 60_000_000))["drop.net"] == "UPLOAD"
+    broken = line("drop.net", 605, "a", bytes_in=50_000_000, bytes_out=0, reason="client_timeout")
+    assert outcome(*usual, *[line("drop.net", 600 + at, "a") for at in range(3)], broken)["drop.net"] == "UPLOAD"
+
+
+def test_one_address_of_a_closed_class_is_enough():
+    lines = [*often("a.example", 3, upstream="127.0.0.1:443"), *often("a.example", upstream="10.0.0.7:443")]
+    assert outcome(*reversed(lines), allows_private=True) == {"a.example": "ADDRESS"}
+
+
+def test_one_request_of_an_accomplice_makes_no_host_usual():
+    upload = [line("drop.example.net", 60 + at, bytes_in=5_000_000, bytes_out=100) for at in range(5)]
+    found = judged(*often("api.example.com", 60, every=10), *upload, line("drop.example.net", 70, "other"))
+    assert {each.why.name for each in found.left_out} == {"UPLOAD", "RARE"}
+
+
 def test_names_of_a_burst_that_do_not_come_back_are_left_out():
     burst = [line(f"{name}.example", 60 + again) for name in "abcdefghij" for again in range(3)]
     ordinary = [*often("api.x.example", 24), *[line("job.y.example", 61 + at) for at in range(8)]]
@@ -83,8 +110,10 @@ def test_the_generated_name_that_exists_is_left_out_with_those_that_do_not():
     names = ["".join(draw.choices("bcdfghjklmnpqrstvwxz", k=11)) + ".net" for _ in range(30)]
     tried = [line(name, 60 + at / 10, reason="dns_nxdomain", upstream="-") for at, name in enumerate(names)]
     found = outcome(*tried, *[line("qzxkvjwpfhg.net", 62 + 10 * at) for at in range(30)],
-                    *[line("api.riverstone.net", 62 + 10 * at) for at in range(30)])  # fmt: skip
+                    *[line("api.riverstone.net", 62 + 40 * at) for at in range(30)])  # fmt: skip
     assert (found["qzxkvjwpfhg.net"], found["api.riverstone.net"]) == ("TRIED", "learnt")
+    habit = outcome(*tried, *[line("riverstone.net", 61 + 60 * at) for at in range(12)], *often("api.x.example"))
+    assert habit["riverstone.net"] == "learnt"  # all day
 
 
 def test_one_typing_error_beside_a_name_says_nothing_of_it():
@@ -116,13 +145,10 @@ def test_an_upload_is_left_out_unless_it_is_a_habit():
 
 
 def test_memory_is_bounded_and_says_so():
-    many = seen(*(line(f"{at}.d{at}.example", at) for at in range(5000)), *often("api.example", 80), bounds=(500, 100))
+    many = seen(*(line(f"{at}.d{at}.example", at) for at in range(5000)), *often("api.example", 80), most=500)
     assert len(many.records()) <= 500
     assert many.forgotten >= 4000
     assert any(each.host == "api.example" for each in many.records())
-    below = seen(*(line(f"{at}.t.example", at) for at in range(500)), bounds=(1000, 100))
-    assert len(below.records()) == 100
-    assert [(each.domain, each.requests) for each in below.overflows()] == [("t.example", 400)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ com
 uk
 co.uk
 *.ck
+*.sch.uk
 !www.ck
 // ===BEGIN PRIVATE DOMAINS===
 github.io
@@ -30,7 +31,7 @@ def test_the_domain_of_a_name_is_estimated(host: str, domain: str):
 
 @pytest.mark.parametrize(
     "host", ["nbswy3dpeb3w64tmmqqhi33o.t.example.com", "3f2504e04f8911d39a0c0305e82c3301.example.com",
-             ".".join(["part"] * 15) + ".example.com"],
+             ".".join(["part"] * 15) + ".example.com", "q7zk2m9xv4tbw1.q7zk2m9xv4tbw2.example.com"],
 )  # fmt: skip
 def test_names_that_may_carry_data(host: str):
     assert carries_data(host)
@@ -58,7 +59,7 @@ def test_lookalikes(host: str, known: list[str]):
 
 
 @pytest.mark.parametrize(
-    "shared", ["com", "co.uk", "github.io", "s3.amazonaws.com", "amazonaws.com", "foo.ck", "zzz.zz"]
+    "shared", ["com", "co.uk", "github.io", "s3.amazonaws.com", "amazonaws.com", "foo.ck", "sch.uk", "zzz.zz"]
 )
 def test_a_shared_suffix_is_nobody_s(shared: str):
     assert not PublicSuffixes(LIST).is_owned(shared)
