@@ -235,7 +235,7 @@ class FilterHarness:
         return {
             name: {labels[1:]: value for labels, value in each.values.items()}
             for name, each in read.items()
-            if not name.startswith("egress_")
+            if name != "egress_filter_blocked"  # of the gateway
         }
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ class Hooked(FilterHarness):
             level=BACKEND_LEVEL if phase == "backend-request" else 0,
             scope="Gateway test/gateway", source="EgressPolicy test/policy", calls=(("Backend hook", Callee()),),
         )  # fmt: skip
-        self._notices = EventAggregator()
+        self._name, self._notices = "test", EventAggregator()
         instances = FilterInstances(Catalog(), notices=self._notices, reach=lambda _name, _callee: self.hook)  # type: ignore[arg-type,return-value]
         self._chain = compile_chain([spec], instances.place)
 
