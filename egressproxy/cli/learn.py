@@ -402,6 +402,12 @@ def _warn(seen: Observations, judged: Judgement, policies: Sequence[PlannedPolic
             f"egressproxy: {closed} destinations lead to private addresses: --private learns them (behind a parent"
             " proxy at a private address all names do)", err=True,
         )  # fmt: skip
+    rare = sum(each.why is Left.RARE for each in judged.left_out)
+    if rare and not entries:
+        click.echo(
+            f"egressproxy: {_counted(rare, 'destination')} seen too rarely: --at-least 1 learns from a single run",
+            err=True,
+        )
     named = {str(record.client) for each in policies if each.subject == Subject()
              for entry in each.entries for record in entry.records if record.client.name != "-"}  # fmt: skip
     if named:

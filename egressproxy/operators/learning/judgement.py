@@ -17,7 +17,7 @@ from statistics import median_low
 from typing import Final
 
 from egressproxy.operators.learning.names import HOSTNAME, Lookalikes, domain_of
-from egressproxy.operators.learning.observations import ClientKey, Observations, Record, address_class
+from egressproxy.operators.learning.observations import NOT_LISTED, ClientKey, Observations, Record, address_class
 
 #: A name in use for this long, at this many times, is in steady use: it does not end with the burst that began it.
 STEADY_S: Final = 3600.0
@@ -42,7 +42,7 @@ class Left(str, Enum):
     CANARY = "a canary key was sent there"
     ADDRESS = "an address in place of a name, or a name that leads to an address of a closed class"
     MALFORMED = "not a hostname"
-    DENIED = "refused anyway, and not by the list"
+    DENIED = "refused anyway"
     UNREACHED = "never answered"
     ROUTED = "served by a route, which permits it"
     PORT = "an unusual port (--port learns it)"
@@ -142,12 +142,13 @@ def _at_sight(record: Record, limits: Thresholds) -> tuple[Left, str] | None:
     if record.host == "localhost" or record.host.endswith(".localhost"):
         return Left.ADDRESS, "loopback"
     if record.address not in ("", "public") and not (limits.allows_private and record.address in _MINE):
-        remedy = " (--private learns it)" if record.address in _MINE else ""
+        remedy = " (--private learns it)" if record.address in _MINE else ": allow it by an entry of your own"
         return Left.ADDRESS, f"leads to an address of class {record.address}{remedy}"
     if not HOSTNAME.fullmatch(record.host):
         return Left.MALFORMED, ""
     if not record.reached:
-        return (Left.DENIED, record.denied_for) if record.denied else (Left.UNREACHED, "")
+        unlisted = ": to learn it, let it pass in mode Report" if record.denied_for in NOT_LISTED else ""
+        return (Left.DENIED, record.denied_for + unlisted) if record.denied else (Left.UNREACHED, "")
     if record.routed == record.count and not limits.allows_routed:
         return Left.ROUTED, ""
     return (Left.PORT, f"port {record.port}") if record.port not in limits.ports else None

@@ -70,7 +70,7 @@ _SILENT: Final = frozenset(
     )
 )  # fmt: skip
 #: What Enforce would refuse because no entry of `allow` names it: this is learnt.
-_NOT_LISTED: Final = frozenset({Reason.DESTINATION_NOT_ALLOWED.value, Reason.NO_POLICY.value})
+NOT_LISTED: Final = frozenset({Reason.DESTINATION_NOT_ALLOWED.value, Reason.NO_POLICY.value})
 _METHOD: Final = re.compile(r"[A-Z]{1,16}", re.ASCII)
 #: Segments of paths that are written down: words. Others may be ids, or secrets (webhooks, bots).
 _SEGMENT: Final = re.compile(r"[A-Za-z][A-Za-z._-]{0,23}[0-9]{0,2}", re.ASCII)
@@ -201,7 +201,7 @@ class Observations:
         if record is None:
             return
         others = line.get("would_deny")
-        if isinstance(others, list) and (apart := [each for each in others if each not in _NOT_LISTED | _LIMITS]):
+        if isinstance(others, list) and (apart := [each for each in others if each not in NOT_LISTED | _LIMITS]):
             reason = str(apart[0])
         elif not others and line.get("route", "-") != "-":
             record.routed += 1
