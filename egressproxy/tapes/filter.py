@@ -353,7 +353,7 @@ class TapeFilter(Filter):
         what = f"{method} {self._tapes.masker.uri(taken.uri)}"
         is_events = taken.response_fields is not None and _is_events(taken.response_fields)
         if taken.response_fields is None:
-            self._tapes.tell(self._tapes.report.unrecorded, f"{what}: it has no answer")
+            self._tapes.tell(self._tapes.report.unrecorded, f"{what}: it has no answer ({exchange.reason.value})")
         elif taken.size > MAX_BODY:
             self._tapes.tell(self._tapes.report.unrecorded, f"{what}: its bodies have more than {MAX_BODY >> 20} MiB")
         elif taken.has_body and not taken.has_ended and not is_events:
