@@ -24,7 +24,7 @@ from egressproxy.cli.options import ADMIN_DEFAULT, admin_option, asked_admin
 
 if TYPE_CHECKING:
     from egressproxy.operators.learning.in_force import AllowedEntry
-    from egressproxy.operators.learning.judgement import Judgement, Thresholds
+    from egressproxy.operators.learning.judgement import Judgement, LeftOut, Thresholds
     from egressproxy.operators.learning.observations import Observations
     from egressproxy.operators.learning.policy_plan import By, PlannedPolicy
 
@@ -180,7 +180,7 @@ def command(
 
     policies, unnamed = plan(judged.learnt, By(by), suffixes=known, replaces=replaces)
     left_out = [*judged.left_out, *unnamed]
-    _warn(seen, policies, len(left_out))
+    _warn(seen, policies, left_out)
     left = left_out_lines(left_out, len(judged.learnt) - len(unnamed))
     _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output)
     sys.exit(0 if policies else 1)
@@ -324,20 +324,27 @@ def _bounds(seen: Observations) -> Iterator[str]:
         )
 
 
-def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: int) -> None:
+def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: Sequence[LeftOut]) -> None:
     """Tell on standard error what a reader of the file has to know."""
+    from egressproxy.operators.learning.judgement import Left
     from egressproxy.operators.learning.policy_plan import Subject
 
     entries = sum(len(each.entries) for each in policies)
     click.echo(
         f"egressproxy: {seen.count} decisions, {_counted(entries, 'entry', 'entries')} in"
-        f" {_counted(len(policies), 'policy', 'policies')}; {_counted(left_out, 'destination')} left out",
+        f" {_counted(len(policies), 'policy', 'policies')}; {_counted(len(left_out), 'destination')} left out",
         err=True,
     )  # fmt: skip
     for line in _bounds(seen):
         click.echo(f"egressproxy: {line}", err=True)
     if seen.unread:
         click.echo(f"egressproxy: {seen.unread} lines are no lines of an access log", err=True)
+    rare = sum(each.why is Left.RARE for each in left_out)
+    if rare and not entries:
+        click.echo(
+            f"egressproxy: {_counted(rare, 'destination')} seen too rarely: --at-least 1 learns from a single run",
+            err=True,
+        )
     named = {str(record.client) for each in policies if each.subject == Subject()
              for entry in each.entries for record in entry.records if record.client.name != "-"}  # fmt: skip
     if named:

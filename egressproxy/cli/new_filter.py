@@ -12,6 +12,7 @@ from string import Template
 from typing import Final
 
 import click
+import yaml
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -110,7 +111,7 @@ _KINDS: Final = {
     ),
 }  # fmt: skip
 _DIFFERING: Final = ("FIRST", "ABOUT", "PHASE", "TOOLS", "USED", "SETTING", "CONFIG")
-_MANIFEST: Final = """\
+_GATEWAY: Final = """\
 # A gateway for this machine, and a policy that runs the filter ${NAME} on every request. If your configuration has a
 # Gateway, take the first object out, and name that Gateway in `targetRefs`.
 apiVersion: gateway.networking.k8s.io/v1
@@ -121,13 +122,17 @@ spec:
   listeners:
   - {name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}
 ---
-apiVersion: egressproxy.io/v1alpha1
-kind: EgressPolicy
-metadata: {name: ${NAME}, namespace: agents}
-spec:
-  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: egress}]
+"""
+_ALLOW: Final = """\
   destinations: {allow: [{hostnames: [example.com]}]}
-  extensions:
+"""
+_MANIFEST: Final = """\
+${GATEWAY}apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: ${NAME}, namespace: ${NAMESPACE}}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: ${TARGET}}]
+${ALLOW}  extensions:
   - name: ${NAME}
     type: egressproxy.io/Python:v1
     phase: ${PHASE}
@@ -163,7 +168,8 @@ def harness(**config) -> FilterHarness:
     help="Where the files are written; made if it is not there. Default: a folder NAME.",
 )  # fmt: skip
 def new(name: str, body: str, folder: Path | None) -> None:
-    """Write a filter of your own, its manifest and its test, which work as they are. No file is overwritten.
+    """Write a filter of your own, its manifest and its test, which work as they are. No file is overwritten. If DIR
+    has a manifest with a Gateway, the filter is for that Gateway.
 
     NAME has lower-case letters, digits and hyphens.
 
@@ -185,6 +191,10 @@ def new(name: str, body: str, folder: Path | None) -> None:
     code, test, *differing = _KINDS[body]
     made = "".join(word.capitalize() for word in name.split("-"))
     replaced = dict(zip(_DIFFERING, differing, strict=True), NAME=name, MODULE=module, CLASS=f"{made}Filter")
+    gateway = _gateway_in(folder)
+    namespace, target = gateway or ("agents", "egress")
+    replaced |= {"NAMESPACE": namespace, "TARGET": target, "ALLOW": "" if gateway else _ALLOW}
+    replaced["GATEWAY"] = "" if gateway else Template(_GATEWAY).substitute(replaced)
     texts = {f"{module}.py": _CODE + code, f"{name}.yaml": _MANIFEST, f"test_{module}.py": _TEST + test}
     files = {folder / file: Template(text).substitute(replaced) for file, text in texts.items()}
     try:
@@ -197,12 +207,25 @@ def new(name: str, body: str, folder: Path | None) -> None:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from None
     filter_file, manifest, test = map(str, files)
     at = quote(str(folder))
+    tried = "" if gateway else "  curl -x http://127.0.0.1:3128 http://example.com/\n"
     click.echo(
         f"written: {filter_file}, {manifest}, {test}\n\n"
         "Next:\n"
         f"  {quote(sys.executable)} -m pytest {at}    # the test; `pip install pytest` if it is not there\n"
         f"  egressproxy check {at}\n"
         f"  egressproxy run --config {at} --debug-filters    # a changed file is reloaded\n"
-        "  curl -x http://127.0.0.1:3128 http://example.com/\n"
+        f"{tried}"
         "What a filter may do: docs/filter-api.md"
     )
+
+
+def _gateway_in(folder: Path) -> tuple[str, str] | None:
+    """Namespace and name of the first Gateway in the manifests of this folder; None without one that can be read."""
+    for path in sorted((*folder.glob("*.yaml"), *folder.glob("*.yml"))):
+        try:
+            for found in yaml.safe_load_all(path.read_text("utf-8")):
+                if isinstance(found, dict) and found.get("kind") == "Gateway":
+                    return found["metadata"].get("namespace", "default"), found["metadata"]["name"]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
+            continue
+    return None

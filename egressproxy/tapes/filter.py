@@ -335,7 +335,7 @@ class TapeFilter(Filter):
             return
         fields = taken.response_fields
         if fields is None:
-            tell(report.unrecorded, f"{what}: it has no answer")
+            tell(report.unrecorded, f"{what}: it has no answer ({exchange.reason.value})")
         elif taken.size > MAX_BODY:
             tell(report.unrecorded, f"{what}: its bodies have more than {MAX_BODY >> 20} MiB")
         elif taken.has_body and not taken.has_ended and media_type(_headers(fields)) != EVENTS:

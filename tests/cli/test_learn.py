@@ -147,6 +147,15 @@ def test_a_file_is_replaced_only_by_force(log: Path, tmp_path: Path):
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 
+def test_a_single_run_is_told_how_to_learn_from_it():
+    once = text([line("once.example")]).encode()
+    result = invoke("-", given=once)
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        1, "egressproxy: 1 destination seen too rarely: --at-least 1 learns from a single run",
+    )  # fmt: skip
+    assert "--at-least 1 learns" not in invoke("-", "--at-least", "1", given=once).stderr
+
+
 def test_against_shows_what_is_new_and_what_is_unused(tmp_path: Path):
     first, later = tmp_path / "first", tmp_path / "later"
     first.write_text(text([*often("old.example"), *often("api.example")]))

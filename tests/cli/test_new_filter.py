@@ -35,6 +35,17 @@ def test_the_files_pass_their_test_and_the_check(body: str, tmp_path: Path):
         each()
 
 
+def test_a_second_filter_is_for_the_gateway_of_its_folder(tmp_path: Path):
+    assert new("first", "--dir", tmp_path)[0] == 0
+    status, said = new("second", "--body", "buffer", "--dir", tmp_path)
+    assert (status, "curl" in said) == (0, False)
+    text = (tmp_path / "second.yaml").read_text()
+    assert "kind: Gateway\n" not in text
+    assert "destinations" not in text
+    done = CliRunner().invoke(main, ["check", "--strict", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+
+
 def test_no_file_is_overwritten_and_none_is_written_beside_one(tmp_path: Path):
     (tmp_path / "test_mine.py").write_text("mine")
     status, said = new("mine", "--dir", tmp_path)

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from egressproxy.cli.main import main
+from egressproxy.cli.new_filter import new
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
@@ -74,6 +75,8 @@ def problem(command: str) -> str:
         except click.UsageError as error:
             return error.format_message()
         assert found is not None
+        if (name, left[:1]) == ("filters", ["new"]):  # which is no command of a group
+            found, left = new, left[1:]
         context, within = click.Context(found, info_name=name, parent=context), found
 
 

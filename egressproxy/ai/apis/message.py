@@ -149,7 +149,8 @@ class JsonMessage:
         elif type(step) is int and isinstance(holder, list):
             before = holder[step]
         else:
-            raise Unreadable(f"`{where(path)}` leads nowhere")
+            holder_type = "object" if type(step) is str else "array"
+            raise Unreadable(f"`{where(path)}` leads nowhere: what should hold it is no {holder_type}")
         holder[step] = value  # a name for an object, an index for an array
         self._inner.pop(path, None)
         self._changed.setdefault(path, before if type(before) is str else None)

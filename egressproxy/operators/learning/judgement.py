@@ -15,7 +15,7 @@ from statistics import median_low
 from typing import Final
 
 from egressproxy.operators.learning.names import Lookalikes, domain_of
-from egressproxy.operators.learning.observations import ClientKey, Observations, Record, address_class
+from egressproxy.operators.learning.observations import NOT_LISTED, ClientKey, Observations, Record, address_class
 
 #: A name in use for this long, at this many times, is in steady use: it does not end with the burst that began it.
 STEADY_S: Final = 3600.0
@@ -37,7 +37,7 @@ class Left(str, Enum):
 
     CANARY = "a canary key was sent there"
     ADDRESS = "an address in place of a name, or a name that leads to an address of a closed class"
-    DENIED = "refused anyway, and not by the list"
+    DENIED = "refused anyway"
     UNREACHED = "never answered"
     ROUTED = "served by a route, which permits it"
     PORT = "an unusual port (--port learns it)"
@@ -104,7 +104,8 @@ def _at_sight(rest: Sequence[Record], every: Sequence[Record], limits: Threshold
         elif address:
             yield LeftOut(record, Left.ADDRESS, address)
         elif not record.reached:
-            yield LeftOut(record, Left.DENIED if record.denied else Left.UNREACHED, record.denied_for)
+            unlisted = ": to learn it, let it pass in mode Report" if record.denied_for in NOT_LISTED else ""
+            yield LeftOut(record, Left.DENIED if record.denied else Left.UNREACHED, record.denied_for + unlisted)
         elif record.routed == record.count and not limits.allows_routed:
             yield LeftOut(record, Left.ROUTED)
         elif record.port not in limits.ports:
@@ -121,7 +122,8 @@ def _closed_address(record: Record, limits: Thresholds) -> str:
     if host == "localhost" or host.endswith(".localhost"):
         return "loopback"
     if closed := sorted(record.addresses - {"public"} - ({*_MINE} if limits.allows_private else set())):
-        return f"leads to an address of class {closed[0]}" + " (--private learns it)" * (closed[0] in _MINE)
+        remedy = " (--private learns it)" if closed[0] in _MINE else ": allow it by an entry of your own"
+        return f"leads to an address of class {closed[0]}{remedy}"
     return ""
 
 

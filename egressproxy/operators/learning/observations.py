@@ -52,7 +52,7 @@ _SILENT: Final = frozenset((
     Reason.UNTRANSLATABLE,
 ))  # fmt: skip
 #: What Enforce would refuse because no entry of `allow` names it: this is learnt.
-_NOT_LISTED: Final = frozenset({Reason.DESTINATION_NOT_ALLOWED, Reason.NO_POLICY})
+NOT_LISTED: Final = frozenset({Reason.DESTINATION_NOT_ALLOWED, Reason.NO_POLICY})
 _METHOD: Final = re.compile(r"[A-Z]{1,16}", re.ASCII)
 #: Segments of paths that are written down: words. Others may be ids, or secrets (webhooks, bots).
 _SEGMENT: Final = re.compile(r"[A-Za-z][A-Za-z._-]{0,23}[0-9]{0,2}", re.ASCII)
@@ -154,7 +154,7 @@ class Observations:
         try:
             at = datetime.fromisoformat(line["time"])
             key = line["gateway"], line["namespace"], line["service_account"], line.get("identity", "-")
-            others = [each for each in line.get("would_deny") or () if each not in _NOT_LISTED | _SILENT]
+            others = [each for each in line.get("would_deny") or () if each not in NOT_LISTED | _SILENT]
             if "dns_code" in line or line["authority"] == "-":
                 return
             record = self._record(key, line["authority"], (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())

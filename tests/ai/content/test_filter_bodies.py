@@ -47,6 +47,12 @@ def test_a_path_that_leads_nowhere_is_an_error(x: Exchange, path: object):
         body["a"] = object()
 
 
+@pytest.mark.parametrize(("data", "path", "holder"), [(b"[1]", "user", "object"), (b'{"a": 1}', 0, "array")])
+def test_a_write_into_another_type_says_which_one_it_needs(x: Exchange, data: bytes, path: str | int, holder: str):
+    with pytest.raises(ValueError, match=f"leads nowhere: what should hold it is no {holder}"):
+        json(x, data)[path] = 1
+
+
 def test_texts_of_messages_are_read_and_replaced(x: Exchange):
     body = json(x, ASKED)
     (part,) = body.texts()

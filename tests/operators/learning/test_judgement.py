@@ -47,6 +47,20 @@ def test_a_line_that_says_it_by_itself(more: dict[str, Any], why: str):
 
 
 @pytest.mark.parametrize(
+    ("more", "detail"),
+    [
+        ({"reason": "destination_not_allowed"}, "destination_not_allowed: to learn it, let it pass in mode Report"),
+        ({"reason": "filter_rejected"}, "filter_rejected"),
+        ({"upstream": "127.0.0.1:443"}, "leads to an address of class loopback: allow it by an entry of your own"),
+        ({"upstream": "10.0.0.7:443"}, "leads to an address of class private (--private learns it)"),
+    ],
+    ids=str,
+)
+def test_what_is_left_out_says_what_would_help(more: dict[str, Any], detail: str):
+    assert [each.detail for each in judged(*often("api.a.example", **more)).left_out] == [detail]
+
+
+@pytest.mark.parametrize(
     "host", ["192.0.2.7", "10.1.2.3", "[::1]", "[2001:db8::1]", "metadata.google.internal", "localhost"]
 )
 def test_addresses_and_names_of_addresses_are_left_out(host: str):

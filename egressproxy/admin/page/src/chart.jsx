@@ -20,8 +20,9 @@ export function Chart({ title, times, series, unit = "" }) {
   const [first, last] = [times[0], times.at(-1)];
   const x = (index) => (100 * (times[index] - first)) / (last - first || 1);
   const y = (value) => 100 - (100 * value) / top;
-  // Each minute is a point, also one without neighbours.
-  const line = (values) => values.map((value, index) => value == null ? "" : `${values[index - 1] == null ? "M" : "L"}${x(index)} ${y(value)}h0`).join("");
+  const line = (values) => values.map((value, index) => value == null ? "" : `${values[index - 1] == null ? "M" : "L"}${x(index)} ${y(value)}`).join("");
+  // A minute without neighbours has no line: it is a dot.
+  const dots = (values) => values.map((value, index) => value == null || values[index - 1] != null || values[index + 1] != null ? "" : `M${x(index)} ${y(value)}h0`).join("");
   const shape = (value) => (value == null ? "–" : number(value) + unit);
   const moved = ({ offsetX, currentTarget }) => {
     const here = first + (last - first) * (offsetX / currentTarget.clientWidth);
@@ -34,7 +35,7 @@ export function Chart({ title, times, series, unit = "" }) {
         {[1, 0.5, 0].map((share) => <small>{shape(top * share)}</small>)}
         <svg viewBox="0 0 100 100" preserveAspectRatio="none" role="img" aria-label={title} onPointerMove={moved} onPointerLeave={() => choose()}>
           <path class="line" d={`M0 0H100M0 50H100M0 100H100${chosen === at ? `M${x(at)} 0V100` : ""}`} />
-          {series.map(([, colour, values]) => <path class={colour} d={line(values)} />)}
+          {series.map(([, colour, values]) => [<path class={colour} d={line(values)} />, <path class={`${colour} dot`} d={dots(values)} />])}
         </svg>
       </div>
       <p class="ends">{(times.length > 2 ? [first, (first + last) / 2, last] : [last]).map((each) => <small>{clock(each)}</small>)}</p>
