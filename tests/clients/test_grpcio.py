@@ -215,7 +215,7 @@ def test_a_message_that_is_too_long_for_its_client_ends_the_call_on_both_sides(g
         mark = grpc_world.gateway.mark()
         calls = Calls(grpc_world, "plain")
         output = channel.unary_stream(f"/{SERVICE}/Output")
-        error = calls.error(lambda: list(output(b"10 1001 10 5000000", timeout=WAIT_S)))
+        error = calls.error(lambda: list(output(b"10 1001 10 50000000", timeout=WAIT_S)))
         assert error.code() is calls.codes.RESOURCE_EXHAUSTED
         assert calls.record(mark)["reason"] == "client_gone"
         assert len(next(output(b"1000", timeout=WAIT_S))) == 1000  # the connection serves on
