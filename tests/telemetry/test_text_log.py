@@ -80,7 +80,7 @@ def test_a_hostile_path_is_escaped(hostile: str):
 def test_a_field_of_a_filter_in_the_place_of_ours_hides_no_exchange(field: str):
     reading, writing = os.pipe()
     log = AccessLog(writing, log_format="text")
-    for fields in ({field: {"\x7f": 1}}, {}):
+    for fields in ({field: {"\x7f": 1}}, {field: float("inf")}, {}):
         finished = exchange()
         finished.add_log_fields(fields)
         log.record(finished)
@@ -88,7 +88,7 @@ def test_a_field_of_a_filter_in_the_place_of_ours_hides_no_exchange(field: str):
     os.close(writing)
     with open(reading) as file:
         lines = file.read().splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert lines[0].isprintable()
 
 
