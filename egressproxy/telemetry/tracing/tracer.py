@@ -273,7 +273,7 @@ class TracedCaller:
             if at >= 0:
                 fields.block = block[: at + 51] + span_id + block[at + 67 :]
         self._span_id = span_id
-        exchange.state[_ATTEMPT] = span_id  # which has the trace already, and is no shared one
+        exchange.keep(_ATTEMPT, span_id)
 
     def count_attempt(self, result: str) -> None:
         """As of UpstreamCaller."""
@@ -291,7 +291,8 @@ class TracedCaller:
 
     def _end(self, exchange: Exchange, status: int, reason: str, ended: float) -> None:
         recording, request = self._recording, exchange.request
-        exchange.state[_ATTEMPT] = b""
+        if exchange.state:  # else it is over
+            exchange.keep(_ATTEMPT, b"")
         attempt = (
             self._span_id, self._began, ended, request.path,
             (
