@@ -110,9 +110,8 @@ class WriteAccess:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         is_bearer = scheme.lower() == "bearer"
         token = given.strip().encode("utf-8", "surrogateescape")  # as it was sent, UTF-8 or not
-        login = (
-            self.login if is_bearer and token.count(b".") == 2 else None
-        )  # a JWT, which may be the token of the file
+        # What looks like a JWT may be the token of the file.
+        login = self.login if is_bearer and token.count(b".") == 2 else None
         if self._token_file is not None:
             try:
                 expected = await asyncio.to_thread(read_token, self._token_file)
