@@ -70,7 +70,7 @@ class LiveFilter:
         return (
             all(values.get(name) == value for name, value in self.fields)
             and self.host in str(values.get("authority", "")).lower()
-            and (not self.status or self.status in (status, f"{status[0]}xx"))
+            and (not self.status or self.status in (status, f"{status[:1]}xx"))
             and (not self.is_denied or values.get("reason") in denials)
         )
 
@@ -215,7 +215,7 @@ def sift(answers: Sequence[bytes], wants: Sequence[tuple[LiveFilter, int]]) -> l
             left -= 1
             try:
                 values = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             for number, (wanted, room) in enumerate(wants):
                 if wanted.matches(values, denials):

@@ -208,3 +208,8 @@ async def test_a_question_that_is_none_is_a_400(admin: AdminServer):
     assert (refused.status, refused.json()["message"]) == (
         400, "status 'teapot' is neither a status such as 403 nor a class such as 4xx",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", [line(status=""), b'{"a":' + b"[" * 100_000], ids=["empty", "deep"])
+def test_an_odd_field_of_a_filter_stops_no_reader(odd: bytes):
+    assert seen("status=403", odd, line()) == (1, 0)
