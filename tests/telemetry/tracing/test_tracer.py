@@ -5,6 +5,7 @@ from typing import Any
 
 from egressproxy.filters.testing import exchange
 from egressproxy.model.exchange_trace import TRACE
+from egressproxy.net.driver import Driver
 from egressproxy.telemetry.tracing.context import traceparent
 from egressproxy.telemetry.tracing.span import SpanSettings
 from egressproxy.telemetry.tracing.tracer import Recording, TracedCaller
@@ -21,7 +22,7 @@ def test_an_attempt_may_end_behind_its_exchange():
     recording.line, recording.unused_id = traceparent(TRACE_ID, FIRST, is_sampled=True), FIRST
     x.keep(TRACE, recording)
     hooks = ("start_attempt", "count_attempt", "count_answer", "send_request", "pass_interim")
-    caller = TracedCaller(SimpleNamespace(driver=None, **dict.fromkeys(hooks, nothing)), x, recording)
+    caller = TracedCaller(SimpleNamespace(driver=Driver(), **dict.fromkeys(hooks, nothing)), x, recording)
     caller.start_attempt()
     x.forget_state()
     caller.count_attempt("cancelled")
