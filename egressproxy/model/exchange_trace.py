@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.message import RequestHead
 
-CallerT = TypeVar("CallerT")
 Attributes = tuple[tuple[str, str], ...]
 
 
@@ -29,8 +28,14 @@ class ExchangeTrace(Protocol):
     def sampled_ids(self) -> tuple[bytes, bytes] | None:
         """As `ids`; None where the trace may yet be left out."""
 
-    def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
-        """This UpstreamCaller, with a span for each attempt that it makes for `exchange`."""
+    def start_attempt(self, exchange: Exchange) -> bytes:
+        """The id of the span of an attempt that begins now."""
+
+    def end_attempt(self, exchange: Exchange, span_id: bytes, began: float, reason: str) -> None:
+        """The attempt of this span ends without an answer, for this reason. `began`: monotonic seconds."""
+
+    def answer_attempt(self, exchange: Exchange, span_id: bytes, began: float, seconds: float) -> None:
+        """The attempt of this span has an answer, so many seconds after it began. It ends with the exchange."""
 
     def add_wait(self, exchange: Exchange, name: str, began: float, attributes: Attributes = ()) -> None:
         """Record what the exchange has waited for until now, as a child span of its attempt if one is being made.
@@ -70,9 +75,3 @@ def add_wait(exchange: Exchange, name: str, began: float) -> None:
     trace = exchange.state.get(TRACE)
     if trace is not None:
         trace.add_wait(exchange, name, began)
-
-
-def traced_caller(caller: CallerT, exchange: Exchange) -> CallerT:
-    """This UpstreamCaller, with spans for its attempts where the trace of `exchange` is recorded."""
-    trace = exchange.state.get(TRACE)
-    return caller if trace is None else trace.calls(caller, exchange)

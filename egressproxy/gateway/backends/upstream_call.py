@@ -15,6 +15,7 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody, filtere
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import SENT_BODY, Exchange
+from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.per_client_quota import client_of
@@ -156,6 +157,8 @@ async def call_upstream(
     while True:
         exchange.attempts += 1
         began = monotonic()
+        trace = exchange.state.get(TRACE) if exchange.state else None
+        span_id = b"" if trace is None else trace.start_attempt(exchange)
         caller.start_attempt()
         exchange.backend_is_secure = target.tls is not None
         if not host:
@@ -211,6 +214,8 @@ async def call_upstream(
                 response = await final_head(caller, exchange, upstream, response)
             exchange.response = response
         except GatewayError as error:
+            if trace is not None:
+                trace.end_attempt(exchange, span_id, began, error.reason.value)
             caller.count_attempt(error.reason.value)
             failed = held.upstream
             if target.monitor is not None:
@@ -229,7 +234,10 @@ async def call_upstream(
             if repeat == Repeat.ALWAYS:
                 target = cluster.another_target(exchange, (target,))
             continue
-        caller.count_answer(exchange, monotonic() - began)
+        took_s = monotonic() - began
+        if trace is not None:
+            trace.answer_attempt(exchange, span_id, began, took_s)
+        caller.count_answer(exchange, took_s)
         if cluster.host_set is not None:
             status = response.status
             if status == 200 and response.body == 0:  # trailers alone, maybe

@@ -39,7 +39,6 @@ from egressproxy.gateway.exchange.retry_state import (
 from egressproxy.gateway.product_types import ADAPTER, RequestAdapter
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import traced_caller
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.upstream import Upstream
 
@@ -143,8 +142,7 @@ class AttemptDriver:
         cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `target` is of it
         target: UpstreamHost = state.target  # type: ignore[assignment]  # set with ATTEMPT
         chain = backend.chain
-        caller = traced_caller(client, exchange)
-        found = await call_upstream(caller, pipeline, exchange, cluster, target, chain, body, state.repeat)
+        found = await call_upstream(client, pipeline, exchange, cluster, target, chain, body, state.repeat)
         if chain.backend_response is not None:
             found = await filtered_answer(pipeline, exchange, chain, found)
         self._found = found

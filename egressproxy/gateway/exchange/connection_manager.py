@@ -19,7 +19,7 @@ from egressproxy.gateway.backends.buffered_body import BUFFERED_REQUEST, Buffere
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import UpstreamCaller, call_upstream, proxy_credentials_fault
+from egressproxy.gateway.backends.upstream_call import call_upstream, proxy_credentials_fault
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.attempt_driver import AttemptDriver
 from egressproxy.gateway.exchange.client import Client
@@ -61,7 +61,6 @@ from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import traced_caller
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 
@@ -136,12 +135,8 @@ class HttpConnectionManager(Server):
                         pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
                     cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
                     chain = pipeline.response_chain = backend.chain
-                    caller: UpstreamCaller = client
-                    if port.first.tracer is not None and exchange.state:
-                        caller = traced_caller(caller, exchange)
-                    found = await call_upstream(
-                        caller, pipeline, exchange, cluster, cluster.target(exchange), chain, body
-                    )
+                    target = cluster.target(exchange)
+                    found = await call_upstream(client, pipeline, exchange, cluster, target, chain, body)
                     if pipeline.held_bytes is not None:
                         body = None
                         pipeline.release_request(exchange, pipeline.held_bytes)

@@ -25,7 +25,6 @@ from egressproxy.gateway.exchange.hedge_state import CANCELLED, Hedge, HedgeStat
 from egressproxy.gateway.exchange.request_body import send_request
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import traced_caller
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
 from egressproxy.net.driver import PAUSE, Driver
@@ -212,8 +211,7 @@ class HedgedAttempt:
         cluster, chain = hedge.backend.cluster, hedge.backend.chain
         assert cluster is not None
         try:
-            caller = traced_caller(self, exchange)
-            found = await call_upstream(caller, held, exchange, cluster, hedge.target, chain, self._body, repeat)
+            found = await call_upstream(self, held, exchange, cluster, hedge.target, chain, self._body, repeat)
             found = await filtered_answer(held, exchange, chain, found)
             if isinstance(found, LocalResponse):
                 hedge.answer = found

@@ -9,15 +9,14 @@ import json
 import re
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any, ClassVar, Final, cast
+from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.ir.telemetry import AttributeSource, TracingIR
 from egressproxy.model.exchange import LOGGED, Exchange, StateSlot
-from egressproxy.model.exchange_trace import TRACE, CallerT, ExchangeTrace, Tracer
+from egressproxy.model.exchange_trace import TRACE, ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead
-from egressproxy.net.driver import Driver
 from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, logged_status
 from egressproxy.telemetry.tracing.context import (
     IS_SAMPLED,
@@ -190,8 +189,47 @@ class Recording(ExchangeSpans, ExchangeTrace):
     def sampled_ids(self) -> tuple[bytes, bytes] | None:
         return self.ids if self.is_sampled else None
 
-    def calls(self, caller: CallerT, exchange: Exchange) -> CallerT:
-        return cast("CallerT", TracedCaller(caller, exchange, self))
+    def start_attempt(self, exchange: Exchange) -> bytes:
+        """As of ExchangeTrace. The span of the attempt is the parent of what is behind."""
+        span_id = self.unused_id
+        if span_id:
+            self.unused_id = b""
+        else:
+            span_id = self.tracer.contexts.span_id()
+            fields = exchange.request.fields
+            block = fields.block
+            at = block.rfind(self.line)
+            if at >= 0:
+                fields.block = block[: at + 51] + span_id + block[at + 67 :]
+        exchange.state[_ATTEMPT] = span_id
+        return span_id
+
+    def end_attempt(self, exchange: Exchange, span_id: bytes, began: float, reason: str) -> None:
+        self._keep_attempt(exchange, span_id, began, monotonic(), 0, reason)
+
+    def answer_attempt(self, exchange: Exchange, span_id: bytes, began: float, seconds: float) -> None:
+        self._keep_attempt(exchange, span_id, began, 0.0, exchange.response.status, "")
+        if self.is_sampled:
+            at_s = exchange.started_wall + (began - exchange.started_at) + seconds
+            exchange.series.show(ANSWER, (self.trace_id, span_id, seconds, at_s))
+
+    def _keep_attempt(
+        self, exchange: Exchange, span_id: bytes, began: float, ended: float, status: int, reason: str
+    ) -> None:
+        request = exchange.request
+        if exchange.state:  # else it is over
+            exchange.state[_ATTEMPT] = b""
+        attempt = (
+            span_id, began, ended, request.path,
+            (
+                request.method, exchange.backend_is_secure, exchange.upstream_host, exchange.backend, exchange.upstream,
+                status, reason,
+            ),
+        )  # fmt: skip
+        if self.attempts is None:
+            self.attempts = [attempt]
+        elif len(self.attempts) < MAX_CHILDREN:
+            self.attempts.append(attempt)
 
     def add_wait(
         self, exchange: Exchange, name: str, began: float, attributes: tuple[tuple[str, str], ...] = ()
@@ -239,71 +277,6 @@ class Recording(ExchangeSpans, ExchangeTrace):
             series.show(FIRST_BYTE, exemplar)
         elif first_at != NEVER:
             series.show(FIRST_BYTE, (*exemplar[:2], first_at - exchange.started_at, exemplar[3]))
-
-
-class TracedCaller:
-    """An UpstreamCaller that has a span for each attempt of `caller`."""
-
-    __slots__ = ("_began", "_caller", "_exchange", "_recording", "_span_id", "driver", "pass_interim", "send_request")
-
-    may_flow: ClassVar[bool] = True
-
-    def __init__(self, caller: Any, exchange: Exchange, recording: Recording) -> None:
-        self._caller = caller
-        self._exchange = exchange
-        self._recording = recording
-        self.driver: Driver = caller.driver
-        # As of UpstreamCaller, and without a call in between.
-        self.send_request: Any = caller.send_request
-        self.pass_interim: Any = caller.pass_interim
-
-    def start_attempt(self) -> None:
-        """As of UpstreamCaller. The span of the attempt is the parent of what is behind."""
-        self._caller.start_attempt()
-        self._began = monotonic()
-        exchange, recording = self._exchange, self._recording
-        span_id = recording.unused_id
-        if span_id:
-            recording.unused_id = b""
-        else:
-            span_id = recording.tracer.contexts.span_id()
-            fields = exchange.request.fields
-            block = fields.block
-            at = block.rfind(recording.line)
-            if at >= 0:
-                fields.block = block[: at + 51] + span_id + block[at + 67 :]
-        self._span_id = span_id
-        exchange.keep(_ATTEMPT, span_id)
-
-    def count_attempt(self, result: str) -> None:
-        """As of UpstreamCaller."""
-        self._end(self._exchange, 0, result, monotonic())
-        self._caller.count_attempt(result)
-
-    def count_answer(self, exchange: Exchange, seconds: float) -> None:
-        """As of UpstreamCaller."""
-        self._end(exchange, exchange.response.status, "", 0.0)
-        recording = self._recording
-        if recording.is_sampled:
-            at_s = exchange.started_wall + (self._began - exchange.started_at) + seconds
-            exchange.series.show(ANSWER, (recording.trace_id, self._span_id, seconds, at_s))
-        self._caller.count_answer(exchange, seconds)
-
-    def _end(self, exchange: Exchange, status: int, reason: str, ended: float) -> None:
-        recording, request = self._recording, exchange.request
-        if exchange.state:  # else it is over
-            exchange.keep(_ATTEMPT, b"")
-        attempt = (
-            self._span_id, self._began, ended, request.path,
-            (
-                request.method, exchange.backend_is_secure, exchange.upstream_host, exchange.backend, exchange.upstream,
-                status, reason,
-            ),
-        )  # fmt: skip
-        if recording.attempts is None:
-            recording.attempts = [attempt]
-        elif len(recording.attempts) < MAX_CHILDREN:
-            recording.attempts.append(attempt)
 
 
 def _read(named: tuple[tuple[str, bytes], ...], fields: Fields) -> list[tuple[str, bytes]]:
