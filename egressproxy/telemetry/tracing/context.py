@@ -90,20 +90,13 @@ class NewContexts:
     share one.
     """
 
-    __slots__ = ("_before", "_bound", "_lines", "_span_ids")
+    __slots__ = ("_before", "_bound", "_span_ids")
 
     def __init__(self, ratio: Ratio) -> None:
         """`ratio`: the traces that are sampled."""
         self._before = b"\r\ntraceparent: 00-" + _random_ids()[0]
         self._bound = self._before + ratio.bound
-        self._lines: list[bytes] = []
         self._span_ids: list[bytes] = []
-
-    def line(self) -> bytes:
-        """CRLF and a field `traceparent`, with the ids of `trace_of` and `span_of`; IS_SAMPLED may be its last byte."""
-        if not self._lines:
-            self._lines = self._made()
-        return self._lines.pop()
 
     def span_id(self) -> bytes:
         """16 hexadecimal digits."""
@@ -111,7 +104,10 @@ class NewContexts:
             self._span_ids = _random_ids()
         return self._span_ids.pop()
 
-    def _made(self) -> list[bytes]:
+    def lines(self) -> list[bytes]:
+        """CRLF and a field `traceparent` each, with the ids of `trace_of` and `span_of`; the last byte of some is
+        IS_SAMPLED.
+        """
         before, after = self._before, b"-" + self.span_id() + b"-00"
         # All at once: a format for each takes three times as long.
         lines = (before + (after + b"," + before).join(_random_ids()) + after).split(b",")
@@ -122,7 +118,7 @@ class NewContexts:
 
 
 def traceparent(trace_id: bytes, span_id: bytes, is_sampled: bool) -> bytes:
-    """As `NewContexts.line`."""
+    """As one of `NewContexts.lines`."""
     return b"\r\ntraceparent: 00-" + trace_id + b"-" + span_id + (b"-01" if is_sampled else b"-00")
 
 

@@ -55,7 +55,8 @@ class OwnTracer(Tracer):
     """One for each listener."""
 
     __slots__ = (
-        "_bound", "_continues", "_keeps_errors", "_parent_bound", "_settings", "contexts", "exporter", "fields",
+        "_bound", "_continues", "_keeps_errors", "_lines", "_parent_bound", "_settings", "contexts", "exporter",
+        "fields",
     )  # fmt: skip
 
     def __init__(self, spec: TracingIR, exporter: SpanExporter) -> None:
@@ -64,6 +65,7 @@ class OwnTracer(Tracer):
         self._bound = ratio.bound
         self._parent_bound = Ratio(spec.parent_share).bound if spec.parent_share is not None else None
         self.contexts = NewContexts(ratio)
+        self._lines: list[bytes] = []
         self.exporter = exporter
         self._continues = spec.continues
         self._keeps_errors = spec.keeps_errors
@@ -95,7 +97,9 @@ class OwnTracer(Tracer):
                             exchange, fields, b"", parent.trace_id, parent.span_id, parent.is_sampled, parent.tracestate
                         )
                         return
-        line = self.contexts.line()
+        if not self._lines:
+            self._lines = self.contexts.lines()
+        line = self._lines.pop()
         is_sampled = line[-1] == IS_SAMPLED
         if is_sampled or self._keeps_errors:
             trace_id = line[18:50]  # as `trace_of`, which costs a call
@@ -217,8 +221,6 @@ class Recording(ExchangeSpans, ExchangeTrace):
         self, exchange: Exchange, span_id: bytes, began: float, ended: float, status: int, reason: str
     ) -> None:
         request = exchange.request
-        if exchange.state:  # else it is over
-            exchange.state[_ATTEMPT] = b""
         attempt = (
             span_id, began, ended, request.path,
             (
@@ -237,6 +239,8 @@ class Recording(ExchangeSpans, ExchangeTrace):
         if self.waits is None:
             self.waits = []
         waits, parent_id = self.waits, exchange.state.get(_ATTEMPT) or b""
+        if any(attempt[0] == parent_id for attempt in self.attempts or ()):  # it has its answer
+            parent_id = b""
         if attributes and waits and (waits[-1].attributes, waits[-1].parent_id) == (attributes, parent_id):
             waits[-1] = waits[-1]._replace(ended=monotonic())
         elif len(waits) < MAX_CHILDREN:
