@@ -24,6 +24,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
+from egressproxy.errors import Reason
 from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, LocalResponse, Phase, Rejected
 from egressproxy.filters.base import OfMessages
 from egressproxy.filters.content_coding import CODINGS, ContentDecoder, Undecodable, coding_of, is_readable, new_encoder
@@ -190,15 +191,18 @@ class _Tapes:
                     self._unwritten.add(name)
 
     # --- playing -----------------------------------------------------------------------------------------------------
-    def find(self, method: str, taken: _Taken, body: bytes) -> tuple[Recording | None, str, str]:
-        """The recording that answers; the masked URI, and why there is none. For `reader`: a long body takes time."""
+    def find(self, method: str, taken: _Taken, body: bytes) -> tuple[Recording | None, str]:
+        """The recording that answers, or None, and why there is none. For `reader`: a long body takes time."""
         assert self.library is not None
         decoded = _decoded(body, taken.request_fields)
         body = body if decoded is None else decoded
         uri, headers, body = self._asked_by.request(taken.uri, _headers(taken.request_fields), body)
         asked = Asked.of(self.library.rules, method, uri, headers, body)
-        found = self.library.find(asked)
-        return found, uri, "" if found is not None else self.library.why_missing(asked)
+        if (found := self.library.find(asked)) is not None:
+            return found, ""
+        why = self.library.why_missing(asked)
+        tell(self.report.missing, f"{method} {uri}: {why}")
+        return None, why
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -303,10 +307,9 @@ class TapeFilter(Filter):
         if tapes.library is None:
             return None
         method, loop = exchange.method.decode("latin-1"), asyncio.get_running_loop()
-        found, uri, why = await loop.run_in_executor(tapes.reader, tapes.find, method, taken, body)
+        found, why = await loop.run_in_executor(tapes.reader, tapes.find, method, taken, body)
         taken.is_looked_up = True  # nothing has failed
         if found is None:
-            tell(tapes.report.missing, f"{method} {uri}: {why}")
             if tapes.config.strict:
                 raise Rejected(
                     f"not in the tapes: {why}",
@@ -353,7 +356,7 @@ class TapeFilter(Filter):
             return
         report, method = self._tapes.report, exchange.method.decode("latin-1")
         what = f"{method} {self._tapes.masker.uri(taken.uri)}"
-        if self._tapes.config.strict and not taken.is_looked_up:
+        if self._tapes.config.strict and not taken.is_looked_up and exchange.reason is not Reason.CLIENT_GONE:
             tell(report.missing, f"{what}: it was refused before it was looked for")
         if not taken.is_recorded:
             return
@@ -365,7 +368,7 @@ class TapeFilter(Filter):
         elif taken.size > MAX_BODY:
             tell(report.unrecorded, f"{what}: its bodies have more than {MAX_BODY >> 20} MiB")
         elif taken.has_body and not taken.has_ended and media_type(_headers(fields)) != EVENTS:
-            tell(report.unrecorded, f"{what}: its answer broke off")
+            tell(report.unrecorded, f"{what}: its answer broke off ({exchange.reason.value})")
         elif taken.has_trailers and media_type(_headers(fields)).startswith("application/grpc"):
             tell(report.unrecorded, f"{what}: gRPC tells the outcome in trailers, which tapes do not have")
         else:

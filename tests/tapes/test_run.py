@@ -17,6 +17,7 @@ import egressproxy.tapes as tapes
 from egressproxy.cli.main import main
 from egressproxy.config.reading.load import load
 from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.errors import Reason
 from egressproxy.filters import FilterContext
 from egressproxy.filters.testing import FilterHarness, FilterResult, exchange, response
 from egressproxy.model.fields import Fields
@@ -256,6 +257,19 @@ def test_a_request_that_was_answered_before_its_end_is_not_recorded(tmp_path: Pa
     tape.complete(asked)
     tape.close()
     assert run.finish().lines() == [f"not on tape: POST {URL}: it was answered before its body had come"]
+
+
+@pytest.mark.parametrize(("reason", "is_missing"), [(Reason.CLIENT_GONE, False), (Reason.BODY_TOO_LARGE, True)])
+def test_a_client_that_leaves_with_half_a_request_misses_nothing(reason: Reason, is_missing: bool, tmp_path: Path):
+    played(tapes.record(tmp_path), get())
+    run = tapes.replay(tmp_path, strict=True)
+    tape = TapeFilter(FilterContext(TapeConfig(**run.extension["config"]["config"]), {}, "tape", "", ""))
+    asked = exchange("POST", URL)
+    asked.request.body, asked.reason = 9, reason
+    asyncio.run(tape.request_headers(asked))
+    tape.complete(asked)
+    tape.close()
+    assert bool(run.finish().missing) == is_missing
 
 
 def test_a_tape_has_the_order_in_which_requests_came(tmp_path: Path):
