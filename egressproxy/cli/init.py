@@ -215,7 +215,13 @@ def _next(folder: Path, clients: str, *, report: bool, intercept: bool) -> list[
         lines.append(f"egressproxy explain CONNECT example.com:443 --config {at} --as agents/network")
         lines.append(f"egressproxy run --config {at}{secret}")
     else:
-        log = " --access-log log.jsonl" if report else ""
-        lines.append(f"egressproxy explain CONNECT example.com:443 --config {at}")
-        lines.append(f"egressproxy run --config {at}{secret}{log} -- curl -sS https://example.com/")
+        run, asked = f"egressproxy run --config {at}{secret}", "-- curl -sS https://example.com/"
+        lines += (
+            [
+                f"{run} --access-log log.jsonl {asked}",
+                f"egressproxy learn log.jsonl --at-least 1 --output {at}/learned.yaml",
+            ]
+            if report
+            else [f"egressproxy explain CONNECT example.com:443 --config {at}", f"{run} {asked}"]
+        )
     return lines

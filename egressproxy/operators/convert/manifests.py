@@ -40,7 +40,9 @@ class Policy:
 
 @dataclass(slots=True)
 class Converted:
-    """The policies for one source. `networks`: the clients known by address, by service account."""
+    """The policies for one source. `networks`: the clients known by address, by service account. `address`: that of the
+    listener, "" for the gateway's default.
+    """
 
     source: str
     policies: list[Policy] = field(default_factory=list)
@@ -48,6 +50,7 @@ class Converted:
     networks: dict[str, list[Network]] = field(default_factory=dict)
     has_passwords: bool = False
     port: int = 3128
+    address: str = ""
 
     def leave_out(self, origin: Origin, why: str, *, is_rule: bool = True) -> None:
         """Each once."""
@@ -67,6 +70,9 @@ class Converted:
             f"metadata: {{name: egress, namespace: {namespace}}}",
             "spec:",
             "  gatewayClassName: egressproxy",
+            f"  addresses: [{{type: IPAddress, value: {_quoted(self.address)}}}]"
+            if self.address
+            else "  # For this machine alone: `addresses`, or `run --bind`, lets others in.",
             "  listeners:",
             f"  - {{name: forward, port: {self.port}, protocol: egressproxy.io/forward-proxy}}",
         ]

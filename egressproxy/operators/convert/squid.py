@@ -164,11 +164,13 @@ def convert_squid(path: Path) -> Converted:
         else:
             alike.append(([client], table))
     told_apart = len(alike) > 1
-    for members, (verdicts, by_address) in alike:
-        entries = write_entries(
-            verdicts, ports, hosts.get,
-            lambda rule, why: into.leave_out(rule or Origin(str(path), 0), why),
-        )  # fmt: skip
+    for members, (_, by_address) in alike:
+        entries, *_ = [  # the rules of each are told
+            write_entries(
+                tables[each][0], ports, hosts.get, lambda rule, why: into.leave_out(rule or Origin(str(path), 0), why)
+            )
+            for each in members
+        ]
         if entries.is_empty:
             continue
         deny = [*entries.deny, *(each for each in by_address if not _is_written(each, entries.deny))]
