@@ -33,7 +33,7 @@ WRITE_S: Final = 5.0
 #: key fields of any list.
 _SHARED: Final = {"parents": "controllerName", "ancestors": "controllerName", "controllers": "name"}
 _MERGED: Final = frozenset({"controllers"})
-_IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
+_IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type", "date")
 _OF_SERVER: Final = 500
 #: Seconds until a retry without the subresource or the right to it, which is reported once.
 AGAIN_S: Final = 300.0

@@ -99,14 +99,17 @@ async def test_what_would_flip_is_counted_until_it_is_quiet(tmp_path: Path):
         gateway.now = 103.0 + 3600 * hour
         gateway.recent = [decision("a.example", gateway.now), *gateway.recent][:6]
         await trials.look()
-        trials._counts["agents/default"].look(gateway.now - 3000)  # as every half minute
-        trials._counts["agents/default"].unseen_s = 0
+        await trials.judge()
+        trials._counts["agents/default"].unseen_s = 0  # it looks every half minute
     found = status(trials, config.shown)
     assert (found["ready"][1:], found["decisions"]) == (("True", "Quiet"), 54)
     assert found["message"].startswith(
         "quiet for 2 days, 0:00:00 of 2 days, 0:00:00: of 54 decisions since 1970-01-01T00:00:50Z 2 would"
     )
     assert gateway.judged == 1  # what is known is not decided again
+    gateway.now += 7.0
+    trials.follow(config.trials)  # a reload of other objects writes no status
+    assert status(trials, config.shown) == found
 
 
 async def test_counts_survive_a_restart_and_end_with_the_policy(tmp_path: Path):
