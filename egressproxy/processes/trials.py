@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,6 +96,39 @@ class TrialCounts:
         while len(self.days) > MAX_DAYS:
             del self.days[min(self.days)]
 
+    @classmethod
+    def of_status(cls, told: Mapping[str, Any]) -> TrialCounts:
+        """What `shown` has made of counts. Raises as a class does of values that nobody has counted, and KeyError."""
+        times = [datetime.fromisoformat(told[each]).timestamp() for each in ("since", "until")]
+        last_flip = datetime.fromisoformat(told["lastFlip"]).timestamp() if "lastFlip" in told else 0.0
+        days = {
+            str(each["date"]): [each["decisions"], each["wouldDeny"], each["wouldAllow"]]
+            for each in told.get("days", ())[-MAX_DAYS:]
+        }
+        return cls(
+            told["digest"], times[0], told["decisions"], told["wouldDeny"], told["wouldAllow"], last_flip,
+            str(told.get("lastRequest", "")), times[1], told["unseenSeconds"], days,
+        )  # fmt: skip
+
+    def join(self, other: TrialCounts) -> None:
+        """Take over what another gateway has counted of the same trial, to the second: a flip that came later, and all
+        that came before this process.
+        """
+        if other.mark != self.mark:
+            return
+        gap_s = self.since - other.seen_until
+        if is_older := other.since < int(self.since):
+            self.since = other.since
+            self.decisions += other.decisions
+            self.would_deny += other.would_deny
+            self.would_allow += other.would_allow
+            for day, counts in other.days.items():
+                self.days[day] = [sum(each) for each in zip(counts, self.days.get(day, (0, 0, 0)), strict=True)]
+        if other.last_flip >= max(self.last_flip + 1, int(self.since)):
+            self.last_flip, self.last_request, self.unseen_s = other.last_flip, other.last_request, 0.0
+        if is_older and self.last_flip <= other.last_flip:
+            self.unseen_s += other.unseen_s + (gap_s if gap_s > UNSEEN_S else 0)
+
     def look(self, now: float) -> None:
         """A process looks at the decisions now; after a long time without one that time is not called quiet."""
         if self.seen_until and now - self.seen_until > UNSEEN_S:
@@ -130,7 +163,8 @@ class TrialCounts:
         last = {"lastFlip": rfc3339(self.last_flip), "lastRequest": self.last_request} if self.last_flip else {}
         return condition, {
             "replaces": trial.replaced, "since": rfc3339(self.since), "decisions": self.decisions,
-            "wouldDeny": self.would_deny, "wouldAllow": self.would_allow, **last,
+            "wouldDeny": self.would_deny, "wouldAllow": self.would_allow, **last, "digest": self.mark,
+            "until": rfc3339(self.seen_until or now), "unseenSeconds": round(self.unseen_s),
             "days": [
                 {"date": day, "decisions": count, "wouldDeny": deny, "wouldAllow": allow}
                 for day, (count, deny, allow) in sorted(self.days.items())
@@ -184,6 +218,16 @@ class Trials:
             self._task.cancel()
             self._task = None
 
+    def hear(self, told: Mapping[str, bytes]) -> None:
+        """Take over what other gateways of a cluster have counted: `trial` (JSON) of the status of policies."""
+        for trial in self._trials:
+            for name in trial.policies:
+                try:
+                    if name in told:
+                        self._counts[trial.replaced].join(TrialCounts.of_status(json.loads(told[name])))
+                except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+                    continue  # not written by a gateway
+
     def overlay(self, packed: bytes) -> bytes:
         """The packed objects (`result.shown`) with the counts in the status of policies on trial. For a thread: there
         may be many objects.
@@ -236,7 +280,7 @@ class Trials:
         for counts in self._counts.values():
             counts.look(now)
         # Each time it is published costs a write in a cluster.
-        news = [(counts.would_deny, counts.would_allow, counts.condition(each, now)[:2])
+        news = [(counts.would_deny, counts.would_allow, counts.last_flip, counts.condition(each, now)[:2])
                 for each in trials if (counts := self._counts[each.replaced])]  # fmt: skip
         if news != self._published or now - self._published_at >= PUBLISH_S:
             self._published, self._published_at = news, now

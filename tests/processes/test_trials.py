@@ -154,6 +154,49 @@ def test_a_state_file_of_brackets_begins_anew(tmp_path: Path):
     assert Gateway(tmp_path).trials()._counts == {}
 
 
+async def test_another_gateway_goes_on_from_the_counts_of_status(tmp_path: Path):
+    config = loaded(tmp_path, m.policy(["a.example", "b.example"]), on_trial("a.example"))
+    one, two = Gateway(tmp_path), Gateway(tmp_path)
+
+    def told(trials: Trials) -> dict[str, bytes]:
+        return {"agents/next": json.dumps(status(trials, config.shown)).encode()}
+
+    first, second = one.trials(), two.trials()
+    one.now, two.now = 50.7, 2 * DAY
+    first.follow(config.trials)
+    one.recent = [decision("a.example"), decision("b.example")]
+    await first.look()
+    one.now = DAY
+    await first.judge()
+    first.hear(told(first))  # its own change nothing
+    second.follow(config.trials)
+    two.recent = [decision("a.example", 2 * DAY + 1)]
+    await second.look()
+    await second.judge()
+    for _ in range(2):
+        second.hear({"agents/next": b'{"digest": 1}', "agents/other": b"["})
+        second.hear(told(first))
+    two.now = 2 * DAY + 300
+    await second.judge()
+    found = status(second, config.shown)
+    assert (found["since"], found["decisions"], found["wouldDeny"]) == ("1970-01-01T00:00:50Z", 3, 1)
+    assert found["days"] == [
+        {"date": "1970-01-01", "decisions": 2, "wouldDeny": 1, "wouldAllow": 0},
+        {"date": "1970-01-03", "decisions": 1, "wouldDeny": 0, "wouldAllow": 0},
+    ]  # fmt: skip
+    assert (found["lastRequest"], found["unseenSeconds"]) == ("CONNECT b.example:443 by -/-: deny", 2 * DAY - 51)
+    two.now += DAY
+    two.recent = [decision("b.example", two.now)]
+    await second.look()
+    await second.judge()
+    first.hear(told(second))  # a later flip takes quiet from the first one, whose counts stay
+    await first.judge()
+    found = status(first, config.shown)
+    assert (found["lastFlip"], found["decisions"]) == ("1970-01-04T00:05:00Z", 2)
+    first.follow(())
+    second.follow(())
+
+
 def test_policies_that_replace_nothing_take_no_trial_from_others(tmp_path: Path):
     lost = [m.policy(["a.example"], name=f"lost{at}", replaces={"name": f"a{at}"}) for at in range(5)]
     config = loaded(tmp_path, *lost, m.policy(["a.example"]), on_trial("b.example"))
