@@ -229,8 +229,8 @@ class _SourceProcess:
         classes = [key[3] for key in statuses if key[1] == "GatewayClass"] or [BUILTIN_CLASS]
         if self._leases is None or self._writer is None or self._trials is None:
             self._leases = leases = StatusLeases(self._source.client, self._begun.options, self._holder)
-            self._writer = StatusWriter(self._source.client, self._source.store, leases.left_s, self._completed)
             self._trials = SharedTrials(self._source.client, self._source.store, leases.left_s)
+            self._writer = StatusWriter(self._source.client, self._source.store, self._trials.left_s, self._completed)
             self._start(self._writer.run())
             self._start(leases.look_elsewhere(self._writer.look_again))
         for lease in self._leases.want(classes):

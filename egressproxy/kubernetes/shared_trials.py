@@ -7,6 +7,7 @@ all go on from the counts that were there before them.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,16 +16,23 @@ from egressproxy.kubernetes.object_store import ObjectStore
 from egressproxy.model.published_object import Key
 
 _MARK: Final = b'"trial"'
+#: For a gateway to go on from earlier counts. Until then status keeps them.
+JOIN_S: Final = 60.0
 _OF_SERVER: Final = 500
 
 
 class SharedTrials:
-    """`left_s` is that of StatusWriter. Belongs to the event loop."""
+    """`lease_s` is `StatusLeases.left_s`. Belongs to the event loop."""
 
-    def __init__(self, client: ApiClient, store: ObjectStore, left_s: Callable[[Key | None], float]) -> None:
+    def __init__(
+        self, client: ApiClient, store: ObjectStore, lease_s: Callable[[Key | None], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._client = client
         self._store = store
-        self._left_s = left_s
+        self._lease_s = lease_s
+        self._clock = clock
+        self._begun: dict[tuple[Key, str], float] = {}  # policy, digest -> when it was shown first
         self._ours: dict[Key, dict[str, Any]] = {}
         self._refused: dict[Key, str] = {}  # the flip that may not be written; who writes status reports the right
 
@@ -32,6 +40,17 @@ class SharedTrials:
         """Share the trials of these statuses (JSON, by key)."""
         found = {key: status for key, status in statuses.items() if key[1] == "EgressPolicy" and _MARK in status}
         self._ours = {key: json.loads(status)["trial"] for key, status in found.items()}
+        begun = {(key, trial["digest"]): self._clock() for key, trial in self._ours.items()}
+        self._begun = {each: self._begun.get(each, now) for each, now in begun.items()}
+
+    def left_s(self, key: Key | None) -> float:
+        """As `lease_s`; 0 where the status has earlier counts, which this gateway has not joined to its own yet."""
+        if key in self._ours and key is not None:
+            ours, held = self._ours[key], self._held(key)
+            is_behind = held.get("digest") == ours["digest"] and held.get("since", "") < ours["since"]
+            if is_behind and self._clock() - self._begun[key, ours["digest"]] < JOIN_S:
+                return 0.0
+        return self._lease_s(key)
 
     def told(self) -> tuple[tuple[str, bytes], ...]:
         """`Figures.trials`."""
@@ -50,13 +69,16 @@ class SharedTrials:
         """Add our last flips where another gateway writes the status and does not know them."""
         for key, trial in tuple(self._ours.items()):
             is_known = not _has_later_flip(trial, self._held(key)) or self._refused.get(key) == trial["lastFlip"]
-            if is_known or self._left_s(key):
+            held = self._store.find(key)
+            if is_known or held is None or self._lease_s(key):
                 continue
+            metadata = {"resourceVersion": held.resource_version}  # the trial may have ended since
+            body = {"metadata": metadata, "status": {"trial": _flip(trial)}}
             path = f"/apis/{key[0]}/v1alpha1/namespaces/{key[2]}/egresspolicies/{key[3]}/status"
             try:
-                await self._client.send("PATCH", path, None, {"status": {"trial": _flip(trial)}}, MERGE_PATCH)
+                await self._client.send("PATCH", path, None, body, MERGE_PATCH)
             except ApiError as error:
-                if error.status < _OF_SERVER:
+                if error.status < _OF_SERVER and not error.is_conflict:
                     self._refused[key] = trial["lastFlip"]
             except UNREACHABLE:
                 return

@@ -280,7 +280,7 @@ class Trials:
         for counts in self._counts.values():
             counts.look(now)
         # Each time it is published costs a write in a cluster.
-        news = [(counts.would_deny, counts.would_allow, counts.last_flip, counts.condition(each, now)[:2])
+        news = [(counts.since, counts.would_deny, counts.would_allow, counts.last_flip, counts.condition(each, now)[:2])
                 for each in trials if (counts := self._counts[each.replaced])]  # fmt: skip
         if news != self._published or now - self._published_at >= PUBLISH_S:
             self._published, self._published_at = news, now

@@ -8,7 +8,7 @@ from typing import Any
 from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubernetes.api_client import ApiError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
-from egressproxy.kubernetes.shared_trials import SharedTrials
+from egressproxy.kubernetes.shared_trials import JOIN_S, SharedTrials
 
 SCOPE = Scope(next(kind for kind in CONFIGURED if kind.kind == "EgressPolicy"))
 KEY = ("egressproxy.io", "EgressPolicy", "agents", "next")
@@ -32,6 +32,7 @@ class Server:
         self.written: list[tuple[str, Any]] = []
         self.refuses = 0
         self.held_s = 0.0
+        self.now = 0.0
 
     def hold(self, held: dict[str, Any]) -> None:
         value = {
@@ -47,7 +48,7 @@ class Server:
         return {}
 
     def trials(self, ours: dict[str, Any]) -> SharedTrials:
-        made = SharedTrials(self, self.store, lambda _key: self.held_s)  # type: ignore[arg-type]
+        made = SharedTrials(self, self.store, lambda _key: self.held_s, lambda: self.now)  # type: ignore[arg-type]
         made.show({KEY: status(ours), ("", "Service", "agents", "next"): status(ours)})
         return made
 
@@ -62,7 +63,7 @@ async def test_a_flip_is_added_where_another_gateway_writes_status():
     await trials.write()
     flip = {"lastFlip": "2026-01-03T00:00:00Z", "lastRequest": "of 2026-01-03T00:00:00Z"}
     path = "/apis/egressproxy.io/v1alpha1/namespaces/agents/egresspolicies/next/status"
-    assert server.written == [(path, {"status": {"trial": flip}})]
+    assert server.written == [(path, {"metadata": {"resourceVersion": "7"}, "status": {"trial": flip}})]
     server.hold(trial("2026-01-03T00:00:00Z"))
     await trials.write()
     for held in (trial("2026-01-02T00:00:00Z", "b"), {}):  # of another trial, or of none yet
@@ -74,12 +75,12 @@ async def test_a_flip_is_added_where_another_gateway_writes_status():
 async def test_a_refused_flip_is_not_tried_again_and_a_failed_one_is():
     server = Server(trial())
     trials = server.trials(trial("2026-01-03T00:00:00Z"))
-    for server.refuses, count in ((503, 1), (403, 2), (403, 2)):
+    for server.refuses, count in ((503, 1), (409, 2), (403, 3), (403, 3)):
         await trials.write()
         assert len(server.written) == count
     trials.show({KEY: status(trial("2026-01-04T00:00:00Z"))})
     await trials.write()
-    assert len(server.written) == 3
+    assert len(server.written) == 4
 
 
 def test_our_status_keeps_the_flip_of_another_gateway():
@@ -92,3 +93,21 @@ def test_our_status_keeps_the_flip_of_another_gateway():
         server.hold(held)
         assert trials.completed(KEY, status(ours)) == status(ours)
     assert trials.completed(("", "Service", "agents", "next"), b"{}") == b"{}"
+
+
+def test_a_status_keeps_earlier_counts_until_this_gateway_goes_on_from_them():
+    earlier = {**trial(), "since": "2025-12-01T00:00:00Z"}
+    server = Server(earlier)
+    server.held_s = 5.0
+    trials = server.trials(trial())
+    assert (trials.left_s(KEY), trials.left_s(None)) == (0.0, 5.0)
+    trials.show({KEY: status(earlier)})
+    assert trials.left_s(KEY) == 5.0
+    trials = server.trials(trial())
+    server.now = JOIN_S - 1
+    trials.show({KEY: status(trial())})
+    assert trials.left_s(KEY) == 0.0
+    server.now = JOIN_S  # nobody can go on from these
+    assert trials.left_s(KEY) == 5.0
+    server.hold({**earlier, "digest": "b"})
+    assert server.trials(trial()).left_s(KEY) == 5.0
