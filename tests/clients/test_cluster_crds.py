@@ -136,7 +136,7 @@ def test_kubectl_prints_the_columns_and_explains_the_fields(server: RealApiServe
     assert "backend.egressproxy.io/shown" in server.kubectl("get", "egressproxy", "-o", "name")
     explained = " ".join(server.kubectl("explain", "backends.egressproxy.io.spec.destination.ports").split())
     assert "Ports that a reference may name, each once." in explained
-    assert "How TLS is spoken at this port." in explained
+    assert "TLS settings of this port." in explained
 
 
 def test_status_is_a_subresource_with_conditions_by_type(server: RealApiServer):

@@ -428,7 +428,7 @@ def test_a_policy_on_trial_hears_of_the_requests_of_every_gateway_until_it_is_pr
         wait_until(lambda: addresses(server, shared) == ["127.0.0.1"], "no status is written")
         wait_until(lambda: trial().get("replaces") == "team/before", "there is no trial")
         with Sourced(tmp_path / "two", server, "--bind", "127.0.0.2") as two:
-            assert reason("127.0.0.2") == "dns_failed"
+            assert reason("127.0.0.2").startswith("dns_")  # it is allowed, and does not exist
             wait_until(lambda: trial().get("lastRequest") == "GET a.invalid:80 by -/-: deny", "no flip is told")
             assert (trial()["decisions"], trial()["replaces"]) == (0, "team/before")  # of the first one
             assert "status is written by this gateway" not in two.stderr
