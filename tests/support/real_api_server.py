@@ -94,7 +94,7 @@ class RealApiServer(ClusterAccess):
         files = {kind: gateway_api / f"{kind.group}_{kind.plural}.yaml" for kind in others}
         written = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files.values() if file.exists()]
         unwritten = [kind for kind, file in files.items() if not file.exists()]
-        made = [*map(_with_empty_groups, written), *map(_without_schema, unwritten)]
+        made = [*map(_as_served, written), *map(_without_schema, unwritten)]
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         for each in (
             *made,
@@ -173,16 +173,23 @@ def _is_ready(server: RealApiServer) -> bool:
         return False
 
 
-def _with_empty_groups(value: Any) -> Any:
-    """A definition in which the group of a reference may be "", which this server takes for null."""
+def _as_served(value: Any) -> Any:
+    """A definition in which the group of a reference may be "", which this server takes for null, and a filter of a
+    route may be one that is published, but not released.
+    """
     if isinstance(value, list):
-        return [_with_empty_groups(each) for each in value]
+        return [_as_served(each) for each in value]
     if not isinstance(value, dict):
         return value
-    made = {name: _with_empty_groups(part) for name, part in value.items()}
-    group = (made.get("properties") or {}).get("group") if isinstance(made.get("properties"), dict) else None
-    if isinstance(group, dict) and group.get("type") == "string":
-        group["nullable"] = True
+    made = {name: _as_served(part) for name, part in value.items()}
+    fields = made.get("properties")
+    if isinstance(fields, dict):
+        group = fields.get("group")
+        if isinstance(group, dict) and group.get("type") == "string":
+            group["nullable"] = True
+        if "requestHeaderModifier" in fields:
+            del fields["type"]["enum"]
+            made["x-kubernetes-preserve-unknown-fields"] = True
     return made
 
 
