@@ -194,7 +194,7 @@ def _as_served(value: Any) -> Any:
 
 
 def _without_schema(kind: ServedKind) -> dict[str, Any]:
-    """A CustomResourceDefinition that admits every spec, with the status that kinds of working groups have."""
+    """A CustomResourceDefinition that admits everything; of its status, `controllers` is merged."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     controller = {
         "type": "object", "required": ["name"],
@@ -203,8 +203,7 @@ def _without_schema(kind: ServedKind) -> dict[str, Any]:
     controllers = {
         "type": "array", "items": controller, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
     }  # fmt: skip
-    ancestors = {"type": "array", "items": anything, "x-kubernetes-list-type": "atomic"}
-    status = {"type": "object", "properties": {"controllers": controllers, "ancestors": ancestors}}
+    status = {**anything, "properties": {"controllers": controllers}}
     versions = [
         {
             "name": version, "served": True, "storage": version == kind.versions[0], "subresources": {"status": {}},
