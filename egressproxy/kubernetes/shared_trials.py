@@ -39,7 +39,8 @@ class SharedTrials:
     def show(self, statuses: Mapping[Key, bytes]) -> None:
         """Share the trials of these statuses (JSON, by key)."""
         found = {key: status for key, status in statuses.items() if key[1] == "EgressPolicy" and _MARK in status}
-        self._ours = {key: json.loads(status)["trial"] for key, status in found.items()}
+        trials = {key: json.loads(status).get("trial") for key, status in found.items()}
+        self._ours = {key: trial for key, trial in trials.items() if trial}
         begun = {(key, trial["digest"]): self._clock() for key, trial in self._ours.items()}
         self._begun = {each: self._begun.get(each, now) for each, now in begun.items()}
 
