@@ -537,14 +537,15 @@ class App:
         await asyncio.to_thread(import_module, "egressproxy.kubeapi.kubernetes_api")
         await self._live.show_catalogue()
         from egressproxy.admin.write_access import WriteAccess
-        from egressproxy.kubeapi.kubernetes_api import KubernetesApi
+        from egressproxy.kubeapi.kubernetes_api import WRITE_TO_THE_CLUSTER, WRITES_ARE_OFF, KubernetesApi
         from egressproxy.kubeapi.read.events import PublishedEvents
         from egressproxy.kubeapi.service import ApiService
 
         published = self._live.published
         sources = (published, PublishedEvents(self._events, published))
         access = WriteAccess(self.options.api_token_file, self._login) if self.options.api_writes else None
-        return KubernetesApi(ApiService(self._live, sources, self._loader, self._writer), server, access)
+        why_not = WRITE_TO_THE_CLUSTER if self._cluster is not None else WRITES_ARE_OFF
+        return KubernetesApi(ApiService(self._live, sources, self._loader, self._writer), server, access, why_not)
 
     async def _watch(self, changed: AsyncIterator[None]) -> None:
         try:

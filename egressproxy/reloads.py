@@ -208,6 +208,11 @@ class ConfigManager:
         """Show the catalogue in the cluster, too: this gateway is the one that writes there."""
         self._showing = asyncio.create_task(self.show_catalogue())
 
+    def hear_trials(self, told: Mapping[str, bytes]) -> None:
+        """Of policies on trial: what other gateways have counted, as `trial` (JSON) by full name."""
+        if self._trials is not None:
+            self._trials.hear(told)
+
     async def _read(self, unbound: Mapping[tuple[str, int], str]) -> CompiledConfig:
         """`unbound` are addresses and ports that could not be bound, with a sentence why."""
         options = self._options

@@ -362,6 +362,13 @@ _TRIAL: Final[dict[str, Any]] = {
         **_COUNTS,
         "lastFlip": {**_TEXT, "format": "date-time", "description": "When the last of these came."},
         "lastRequest": {**_TEXT, "description": "The last of these."},
+        "digest": {**_TEXT, "description": "Of the policies: the trial begins anew when it changes."},
+        "until": {**_TEXT, "format": "date-time", "description": "When a gateway has looked last."},
+        "unseenSeconds": {
+            "type": "integer",
+            "format": "int64",
+            "description": "Time since the last of these in which no gateway has looked, and which is not quiet.",
+        },
         "days": {
             "type": "array",
             "description": "The same by day (UTC).",

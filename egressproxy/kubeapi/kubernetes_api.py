@@ -41,6 +41,10 @@ WRITES_ARE_OFF: Final = (
     "this gateway was started without --api-writes, so nothing can be changed through this API: change the files of"
     " --config, or start it with --state-dir DIR --api-writes"
 )
+WRITE_TO_THE_CLUSTER: Final = (
+    "this gateway reads its configuration from an API server, so nothing can be changed through this API: write to that"
+    " API server"
+)
 #: Of answers, in all: slow readers of large lists would hold as many of them as there are connections.
 MAX_UNSENT: Final = 64 * 1024 * 1024
 #: For a watcher to take what it is told.
@@ -57,17 +61,23 @@ _NO_DEFINITIONS: Final = {
 
 
 class KubernetesApi:
-    """The paths of the API on `server`. `access` decides which clients may write; without it none may."""
+    """The paths of the API on `server`. `access` decides which clients may write; without it none may, and writes are
+    refused with `why_not_writable`.
+    """
 
     index = INDEX
 
-    def __init__(self, service: ApiService, server: AdminServer, access: WriteAccess | None = None) -> None:
+    def __init__(
+        self, service: ApiService, server: AdminServer, access: WriteAccess | None = None,
+        why_not_writable: str = WRITES_ARE_OFF,
+    ) -> None:  # fmt: skip
         self._service = service
         self._server = server
         self._objects = Objects(service.sources)
         self._watches = Watches(self._objects)
         self._encoding = asyncio.Lock()
         self._access = access
+        self._why_not = why_not_writable
         self._is_writable = access is not None
         self._writes = WriteQueue(service, self._objects)
         self._cas = IssuedCas(service, self._writes)
@@ -84,9 +94,9 @@ class KubernetesApi:
         """The response; None where the path is none of this API's. Raises ApiError."""
         path = request.path.rstrip("/")
         if path == ISSUED_CAS and request.method in ("GET", "HEAD", "POST"):
-            return read_only(WRITES_ARE_OFF) if self._access is None else await self._cas.answer(request, self._access)
+            return read_only(self._why_not) if self._access is None else await self._cas.answer(request, self._access)
         if request.method in METHODS and request.path.startswith(("/api/", "/apis/")):
-            return read_only(WRITES_ARE_OFF) if self._access is None else await self._write(request, path, self._access)
+            return read_only(self._why_not) if self._access is None else await self._write(request, path, self._access)
         if request.method not in ("GET", "HEAD"):
             return None
         if request.path == "/config":

@@ -34,6 +34,7 @@ JSON: Final = "application/json"
 #: The owner of the fields that we apply.
 MANAGER: Final = "egressproxy"
 _APPLY: Final = "application/apply-patch+yaml"
+MERGE_PATCH: Final = "application/merge-patch+json"
 _UNAUTHORIZED: Final = 401
 #: No redirect is followed: it could lead elsewhere, with the token.
 _GOOD: Final = range(200, 300)

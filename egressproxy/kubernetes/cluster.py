@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import Final, Protocol
@@ -48,6 +48,7 @@ class Follower(Protocol):
     def ask_for_endpoints(self) -> None: ...  # only `Cluster.endpoints` have changed
     def ask_for_routes(self) -> None: ...  # only HTTPRoutes have changed
     def lead(self) -> None: ...  # this gateway now writes cluster-scoped objects
+    def hear_trials(self, told: Mapping[str, bytes]) -> None: ...  # `messages.Figures.trials`
 
 
 class Cluster:
@@ -238,6 +239,7 @@ class Cluster:
                 self._follower.ask_for_endpoints()
             case messages.Figures() as figures:
                 self._figures = figures
+                self._follower.hear_trials(dict(figures.trials))
                 if self._seen != self._events.version:
                     self._seen = self._events.version
                     self._send(messages.Seen(tuple(self._events.all())))

@@ -106,11 +106,14 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """For metrics. `problems` are what cannot be read or written, as sentences."""
+    """For metrics, and `trial` (JSON) of the status that policies on trial have in the cluster, by their full names.
+    `problems` are what cannot be read or written, as sentences.
+    """
 
     watches: int = 0
     watch_restarts: int = 0
     problems: tuple[str, ...] = ()
+    trials: tuple[tuple[str, bytes], ...] = ()
 
 
 Message = (

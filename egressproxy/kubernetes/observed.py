@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from egressproxy.kubeapi.read.events import published, references
 from egressproxy.kubernetes.access import missing_right
-from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
+from egressproxy.kubernetes.api_client import MERGE_PATCH, UNREACHABLE, ApiClient, ApiError
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.processes.loader.result import shown
 from egressproxy.telemetry.event_aggregator import Notice
@@ -78,7 +78,7 @@ class EventWriter:
                         raise
             else:
                 series = {"series": value.get("series")}
-                await self._client.send("PATCH", f"{path}/{name}", None, series, "application/merge-patch+json")
+                await self._client.send("PATCH", f"{path}/{name}", None, series, MERGE_PATCH)
             self._written[number] = notice.count, uid, name
             self.problem = ""
         except ApiError as error:

@@ -25,6 +25,7 @@ from egressproxy.kubernetes.cluster_source import ClusterSource
 from egressproxy.kubernetes.lease import StatusLeases
 from egressproxy.kubernetes.object_store import StoredObject, lines
 from egressproxy.kubernetes.saved_objects import SavedObjects, save, saved
+from egressproxy.kubernetes.shared_trials import SharedTrials
 from egressproxy.kubernetes.status_writer import StatusWriter, gateway_status
 from egressproxy.model.encoding import rfc3339
 from egressproxy.model.published_object import Key
@@ -92,6 +93,7 @@ class _SourceProcess:
         self._is_saving = asyncio.Lock()
         self._leases: StatusLeases | None = None
         self._writer: StatusWriter | None = None
+        self._trials: SharedTrials | None = None
         self._published = PublishedConfiguration()
         self._events: EventWriter | None = None
         self._is_leading = False
@@ -225,19 +227,23 @@ class _SourceProcess:
         objects = self._published.objects()
         statuses = await asyncio.to_thread(lambda: {each.key: each.status for each in objects if each.status})
         classes = [key[3] for key in statuses if key[1] == "GatewayClass"] or [BUILTIN_CLASS]
-        if self._leases is None or self._writer is None:
+        if self._leases is None or self._writer is None or self._trials is None:
             self._leases = leases = StatusLeases(self._source.client, self._begun.options, self._holder)
-            self._writer = StatusWriter(self._source.client, self._source.store, leases.left_s, self._completed)
+            self._trials = SharedTrials(self._source.client, self._source.store, leases.left_s)
+            self._writer = StatusWriter(self._source.client, self._source.store, self._trials.left_s, self._completed)
             self._start(self._writer.run())
             self._start(leases.look_elsewhere(self._writer.look_again))
         for lease in self._leases.want(classes):
             self._start(lease.run(), _LEASE)
+        self._trials.show(statuses)
         self._writer.show(statuses)
 
     def _completed(self, key: Key, status: bytes) -> bytes:
-        """The status (JSON) with what only this process knows: of a Gateway, its addresses and missing objects."""
+        """The status (JSON) with what only this process knows: of a Gateway, its addresses and missing objects; of a
+        policy on trial, flips of others.
+        """
         if key[1] != "Gateway":
-            return status
+            return status if self._trials is None else self._trials.completed(key, status)
         return gateway_status(status, self._source.addresses(), self._source.problems(), self._began)
 
     def _write_events(self, events: Sequence[tuple[int, Notice]]) -> None:
@@ -283,7 +289,11 @@ class _SourceProcess:
                 self._writer.look_again()
             if self._events is not None and self._events.problem:
                 problems.append(self._events.problem)
-            self._send(messages.Figures(*self._source.figures(), tuple(problems)))
+            told: tuple[tuple[str, bytes], ...] = ()
+            if self._trials is not None:
+                await self._trials.write()
+                told = self._trials.told()
+            self._send(messages.Figures(*self._source.figures(), tuple(problems), told))
             was_leading, self._is_leading = self._is_leading, self._leases is not None and self._leases.is_leader
             if self._is_leading and not was_leading:
                 self._send(messages.Leading())

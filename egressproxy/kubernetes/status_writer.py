@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from egressproxy.config.served_kinds import CONFIGURED, GATEWAY, OURS
 from egressproxy.kubernetes.access import missing_right
-from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError, api_root
+from egressproxy.kubernetes.api_client import MERGE_PATCH, UNREACHABLE, ApiClient, ApiError, api_root
 from egressproxy.kubernetes.object_store import ObjectStore, StoredObject
 from egressproxy.model.published_object import Key
 from egressproxy.processes.loader.published import MAX_MESSAGE
@@ -33,7 +33,7 @@ WRITE_S: Final = 5.0
 #: key fields of any list.
 _SHARED: Final = {"parents": "controllerName", "ancestors": "controllerName", "controllers": "name"}
 _MERGED: Final = frozenset({"controllers"})
-_IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
+_IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type", "date")
 _OF_SERVER: Final = 500
 #: Seconds until a retry without the subresource or the right to it, which is reported once.
 AGAIN_S: Final = 300.0
@@ -173,12 +173,15 @@ class StatusWriter:
             metadata = {"name": key[3], "resourceVersion": held.resource_version}
             if kind.is_namespaced:
                 metadata["namespace"] = key[2]
+            path = f"{api_root(api_version)}{scope}/{kind.plural}/{key[3]}/status"
             body = {"apiVersion": api_version, "kind": kind.kind, "metadata": metadata, "status": status}
             try:
                 async with asyncio.timeout(min(left_s, WRITE_S)):
-                    made = await self._client.apply(
-                        f"{api_root(api_version)}{scope}/{kind.plural}/{key[3]}/status", body
-                    )
+                    made = await self._client.apply(path, body)
+                    # Flips that another gateway has added are its fields, and stay after the trial (`shared_trials`).
+                    if more := (made.get("status") or {}).get("trial", {}).keys() - status.get("trial", {}).keys():
+                        rest = dict.fromkeys(more) if "trial" in status else None
+                        made = await self._client.send("PATCH", path, None, {"status": {"trial": rest}}, MERGE_PATCH)
                 self._refused.pop(key[:3], None)
                 self._tried.pop(key[:2], None)
                 self._written[key] = held.resource_version

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,6 +96,39 @@ class TrialCounts:
         while len(self.days) > MAX_DAYS:
             del self.days[min(self.days)]
 
+    @classmethod
+    def of_status(cls, told: Mapping[str, Any]) -> TrialCounts:
+        """What `shown` has made of counts. Raises as a class does of values that nobody has counted, and KeyError."""
+        times = [datetime.fromisoformat(told[each]).timestamp() for each in ("since", "until")]
+        last_flip = datetime.fromisoformat(told["lastFlip"]).timestamp() if "lastFlip" in told else 0.0
+        days = {
+            str(each["date"]): [each["decisions"], each["wouldDeny"], each["wouldAllow"]]
+            for each in told.get("days", ())[-MAX_DAYS:]
+        }
+        return cls(
+            told["digest"], times[0], told["decisions"], told["wouldDeny"], told["wouldAllow"], last_flip,
+            str(told.get("lastRequest", "")), times[1], told["unseenSeconds"], days,
+        )  # fmt: skip
+
+    def join(self, other: TrialCounts) -> None:
+        """Take over what another gateway has counted of the same trial, to the second: a flip that came later, and all
+        that came before this process.
+        """
+        if other.mark != self.mark:
+            return
+        gap_s = self.since - other.seen_until
+        if is_older := other.since < int(self.since):
+            self.since = other.since
+            self.decisions += other.decisions
+            self.would_deny += other.would_deny
+            self.would_allow += other.would_allow
+            for day, counts in other.days.items():
+                self.days[day] = [sum(each) for each in zip(counts, self.days.get(day, (0, 0, 0)), strict=True)]
+        if other.last_flip >= max(self.last_flip + 1, int(self.since)):
+            self.last_flip, self.last_request, self.unseen_s = other.last_flip, other.last_request, 0.0
+        if is_older and self.last_flip <= other.last_flip:
+            self.unseen_s += other.unseen_s + (gap_s if gap_s > UNSEEN_S else 0)
+
     def look(self, now: float) -> None:
         """A process looks at the decisions now; after a long time without one that time is not called quiet."""
         if self.seen_until and now - self.seen_until > UNSEEN_S:
@@ -119,27 +152,24 @@ class TrialCounts:
             return True, "Quiet", message
         return False, "WouldFlip" if self.last_flip else "TooEarly", message
 
-    def shown(self, status: bytes, trial: Trial, generation: int, now: float) -> bytes:
-        """The status of a policy on trial (JSON) with the condition, and `trial`."""
+    def shown(self, trial: Trial, now: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        """For the status of a policy on trial: the condition, but for its `observedGeneration`, and `trial`."""
         holds, reason, message = self.condition(trial, now)
         since = max(self.since, self.last_flip) + (trial.quiet_s + self.unseen_s if holds else 0)
         condition = {
             "type": CONDITION, "status": "True" if holds else "False", "reason": reason, "message": message,
-            "observedGeneration": generation, "lastTransitionTime": rfc3339(since),
+            "lastTransitionTime": rfc3339(since),
         }  # fmt: skip
-        made: dict[str, Any] = json.loads(status)
-        for part in made.get("ancestors", ()):
-            part["conditions"] = [*part.get("conditions", ()), condition]
         last = {"lastFlip": rfc3339(self.last_flip), "lastRequest": self.last_request} if self.last_flip else {}
-        made["trial"] = {
+        return condition, {
             "replaces": trial.replaced, "since": rfc3339(self.since), "decisions": self.decisions,
-            "wouldDeny": self.would_deny, "wouldAllow": self.would_allow, **last,
+            "wouldDeny": self.would_deny, "wouldAllow": self.would_allow, **last, "digest": self.mark,
+            "until": rfc3339(self.seen_until or now), "unseenSeconds": round(self.unseen_s),
             "days": [
                 {"date": day, "decisions": count, "wouldDeny": deny, "wouldAllow": allow}
                 for day, (count, deny, allow) in sorted(self.days.items())
             ],
         }  # fmt: skip
-        return json.dumps(made).encode()
 
 
 class Trials:
@@ -162,37 +192,55 @@ class Trials:
         self._known: dict[RecentDecision, tuple[str, ...]] = {}
         self._waiting: dict[RecentDecision, tuple[int, float]] = {}
         self._task: asyncio.Task[None] | None = None
+        #: By policy on trial: `TrialCounts.shown` as published last. Fresh counts at each reload would be a write of
+        #: status each in a cluster.
+        self._shown: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._published: object = None
         self._published_at = 0.0
 
     def follow(self, trials: tuple[Trial, ...]) -> None:
         """Try these, those of the configuration in service. Changed ones begin anew."""
-        now, kept = self._clock(), self._counts
-        self._trials, self._known, self._published = trials, {}, None
+        now, kept, same = self._clock(), self._counts, {each._replace(spec=b"") for each in self._trials}
+        self._trials, self._known = trials, {}
         begun = {each.replaced: TrialCounts(each.mark, now) for each in trials}
         self._counts = {
             name: kept[name] if name in kept and kept[name].mark == new.mark else new for name, new in begun.items()
         }
         for counts in self._counts.values():
             counts.look(now)
+        before, self._shown = self._shown, self._fresh(now)
+        for each in trials:
+            if each._replace(spec=b"") in same:
+                self._shown |= {name: before[name] for name in each.policies}
         if trials and self._task is None:
             self._task = asyncio.create_task(self._run())
         elif not trials and self._task is not None:
             self._task.cancel()
             self._task = None
 
+    def hear(self, told: Mapping[str, bytes]) -> None:
+        """Take over what other gateways of a cluster have counted: `trial` (JSON) of the status of policies."""
+        for trial in self._trials:
+            for name in trial.policies:
+                try:
+                    if name in told:
+                        self._counts[trial.replaced].join(TrialCounts.of_status(json.loads(told[name])))
+                except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+                    continue  # not written by a gateway
+
     def overlay(self, packed: bytes) -> bytes:
         """The packed objects (`result.shown`) with the counts in the status of policies on trial. For a thread: there
         may be many objects.
         """
-        now, counts = self._clock(), self._counts
-        by_policy = {name: each for each in self._trials for name in each.policies if each.replaced in counts}
-        made = []
+        by_policy, made = self._shown, []
         for each in shown(packed):
-            trial = by_policy.get(f"{each.namespace}/{each.name}")
-            if trial is not None and each.kind == "EgressPolicy" and each.status is not None:
-                status = counts[trial.replaced].shown(each.status, trial, each.generation, now)
-                made.append(replace(each, status=status))
+            found = by_policy.get(f"{each.namespace}/{each.name}")
+            if found is not None and each.kind == "EgressPolicy" and each.status is not None:
+                condition, trial = found
+                status = json.loads(each.status)
+                for part in status.get("ancestors", ()):
+                    part["conditions"].append({**condition, "observedGeneration": each.generation})
+                made.append(replace(each, status=json.dumps({**status, "trial": trial}).encode()))
             else:
                 made.append(each)
         return pack_published(made)
@@ -232,12 +280,18 @@ class Trials:
         for counts in self._counts.values():
             counts.look(now)
         # Each time it is published costs a write in a cluster.
-        news = [(counts.would_deny, counts.would_allow, counts.condition(each, now)[:2])
+        news = [(counts.since, counts.would_deny, counts.would_allow, counts.last_flip, counts.condition(each, now)[:2])
                 for each in trials if (counts := self._counts[each.replaced])]  # fmt: skip
         if news != self._published or now - self._published_at >= PUBLISH_S:
             self._published, self._published_at = news, now
+            self._shown = self._fresh(now)
             await self._on_change()
         await asyncio.to_thread(self._write)
+
+    def _fresh(self, now: float) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+        """What is shown of each policy on trial, with the counts of now."""
+        made = [(each, self._counts[each.replaced].shown(each, now)) for each in self._trials]
+        return {name: told for each, told in made for name in each.policies}
 
     async def _run(self) -> None:
         next_judgement = 0.0

@@ -134,9 +134,11 @@ def test_kubectl_prints_the_columns_and_explains_the_fields(server: RealApiServe
     assert heads.split() == expected
     assert row.split()[:3] == ["shown", "Fqdn", "api.example.com"]
     assert "backend.egressproxy.io/shown" in server.kubectl("get", "egressproxy", "-o", "name")
-    explained = " ".join(server.kubectl("explain", "backends.egressproxy.io.spec.destination.ports").split())
+    field = "backends.egressproxy.io.spec.destination.ports"
+    wait_until(lambda: "error: " not in server.kubectl("explain", field), "the schema is not published")
+    explained = " ".join(server.kubectl("explain", field).split())
     assert "Ports that a reference may name, each once." in explained
-    assert "How TLS is spoken at this port." in explained
+    assert "TLS settings of this port." in explained
 
 
 def test_status_is_a_subresource_with_conditions_by_type(server: RealApiServer):

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -395,3 +396,52 @@ def test_a_policy_of_a_kind_that_nobody_reads_closes_its_target_until_it_is_gone
         assert reason() == "unknown_extension"
         server.request("DELETE", f"{policies}/limit")
         wait_until(lambda: reason() == "backend_invalid", "the target is closed still")
+
+
+def test_a_policy_on_trial_hears_of_the_requests_of_every_gateway_until_it_is_promoted(
+    server: RealApiServer, tmp_path: Path
+):
+    """The second gateway writes no status, and the flip is among its requests alone."""
+    port, policies = free_port(), "/apis/egressproxy.io/v1alpha1/namespaces/team/egresspolicies"
+    shared = put(server, gateway(port, "tried"))
+
+    def policy(name: str, *hosts: str, **spec: Any) -> dict[str, Any]:
+        target = {"group": GATEWAY, "kind": "Gateway", "name": "tried"}
+        spec |= {"targetRefs": [target], "destinations": {"allow": [{"hostnames": [*hosts]}]}}
+        made = {"apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy", "metadata": {"name": name}}
+        return {**made, "spec": spec}
+
+    def reason(address: str) -> str:
+        with socket.create_connection((address, port), WAIT_S) as sock:
+            sock.sendall(b"GET http://a.invalid/ HTTP/1.1\r\nHost: a.invalid\r\nConnection: close\r\n\r\n")
+            answer = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")[2]
+        return str(json.loads(answer)["error"]["reason"])
+
+    def trial() -> dict[str, Any]:
+        found: dict[str, Any] = server.request("GET", f"{policies}/next")[1].get("status", {}).get("trial", {})
+        return found
+
+    tried = policy("next", "b.invalid", mode="Report", replaces={"name": "before", "quietFor": "1s"})
+    for each in (policy("before", "a.invalid", "b.invalid"), tried):
+        assert server.request("POST", policies, each)[0] == 201
+    with Sourced(tmp_path / "one", server, "--bind", "127.0.0.1"):
+        wait_until(lambda: addresses(server, shared) == ["127.0.0.1"], "no status is written")
+        wait_until(lambda: trial().get("replaces") == "team/before", "there is no trial")
+        with Sourced(tmp_path / "two", server, "--bind", "127.0.0.2") as two:
+            assert reason("127.0.0.2").startswith("dns_")  # it is allowed, and does not exist
+            wait_until(lambda: trial().get("lastRequest") == "GET a.invalid:80 by -/-: deny", "no flip is told")
+            assert (trial()["decisions"], trial()["replaces"]) == (0, "team/before")  # of the first one
+            assert "status is written by this gateway" not in two.stderr
+            promoted = {"spec": {"mode": None, "replaces": None}}
+            merge = "application/merge-patch+json"
+            assert server.request("PATCH", f"{policies}/next", promoted, merge)[0] == 200
+            assert server.request("DELETE", f"{policies}/before")[0] == 200
+            for address in ("127.0.0.1", "127.0.0.2"):
+                wait_until(lambda: reason(address) == "destination_not_allowed", "it is not in force")  # noqa: B023
+            wait_until(lambda: not trial(), "the trial is in status still")
+            connection = HTTPConnection("127.0.0.1", two.admin_port, timeout=WAIT_S)
+            connection.request("DELETE", f"{policies}/next", headers={"Connection": "close"})
+            with connection.getresponse() as answer:
+                assert (answer.status, b"write to that API server" in answer.read()) == (405, True)
+    server.request("DELETE", f"{policies}/next")
+    server.request("DELETE", shared)

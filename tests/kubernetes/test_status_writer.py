@@ -33,6 +33,12 @@ def test_a_status_that_says_the_same_is_not_written_whatever_its_times():
     assert merged({"parents": [parent("gw", CONTROLLER, condition("Accepted"))]}, ours) is None
 
 
+def test_days_of_a_trial_are_told_apart_by_their_date():
+    days = [{"date": f"2026-01-0{day}", "decisions": day} for day in (1, 2)]
+    assert merged({"trial": {"days": days}}, {"trial": {"days": days}}) is None
+    assert merged({"trial": {"days": days[:1]}}, {"trial": {"days": days}}) == {"trial": {"days": days}}
+
+
 def test_a_condition_that_turns_has_the_new_time():
     now = {"conditions": [condition("Accepted"), condition("Programmed")]}
     ours = {"conditions": [condition("Accepted", time=LATE), condition("Programmed", "False", LATE)]}

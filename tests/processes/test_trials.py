@@ -99,14 +99,17 @@ async def test_what_would_flip_is_counted_until_it_is_quiet(tmp_path: Path):
         gateway.now = 103.0 + 3600 * hour
         gateway.recent = [decision("a.example", gateway.now), *gateway.recent][:6]
         await trials.look()
-        trials._counts["agents/default"].look(gateway.now - 3000)  # as every half minute
-        trials._counts["agents/default"].unseen_s = 0
+        await trials.judge()
+        trials._counts["agents/default"].unseen_s = 0  # it looks every half minute
     found = status(trials, config.shown)
     assert (found["ready"][1:], found["decisions"]) == (("True", "Quiet"), 54)
     assert found["message"].startswith(
         "quiet for 2 days, 0:00:00 of 2 days, 0:00:00: of 54 decisions since 1970-01-01T00:00:50Z 2 would"
     )
     assert gateway.judged == 1  # what is known is not decided again
+    gateway.now += 7.0
+    trials.follow(config.trials)  # a reload of other objects writes no status
+    assert status(trials, config.shown) == found
 
 
 async def test_counts_survive_a_restart_and_end_with_the_policy(tmp_path: Path):
@@ -149,6 +152,49 @@ async def test_a_broken_state_file_begins_anew(broken: dict[str, Any], tmp_path:
 def test_a_state_file_of_brackets_begins_anew(tmp_path: Path):
     (tmp_path / NAME).write_text("[" * 200_000)
     assert Gateway(tmp_path).trials()._counts == {}
+
+
+async def test_another_gateway_goes_on_from_the_counts_of_status(tmp_path: Path):
+    config = loaded(tmp_path, m.policy(["a.example", "b.example"]), on_trial("a.example"))
+    one, two = Gateway(tmp_path), Gateway(tmp_path)
+
+    def told(trials: Trials) -> dict[str, bytes]:
+        return {"agents/next": json.dumps(status(trials, config.shown)).encode()}
+
+    first, second = one.trials(), two.trials()
+    one.now, two.now = 50.7, 2 * DAY
+    first.follow(config.trials)
+    one.recent = [decision("a.example"), decision("b.example")]
+    await first.look()
+    one.now = DAY
+    await first.judge()
+    first.hear(told(first))  # its own change nothing
+    second.follow(config.trials)
+    two.recent = [decision("a.example", 2 * DAY + 1)]
+    await second.look()
+    await second.judge()
+    for _ in range(2):
+        second.hear({"agents/next": b'{"digest": 1}', "agents/other": b"["})
+        second.hear(told(first))
+    two.now = 2 * DAY + 300
+    await second.judge()
+    found = status(second, config.shown)
+    assert (found["since"], found["decisions"], found["wouldDeny"]) == ("1970-01-01T00:00:50Z", 3, 1)
+    assert found["days"] == [
+        {"date": "1970-01-01", "decisions": 2, "wouldDeny": 1, "wouldAllow": 0},
+        {"date": "1970-01-03", "decisions": 1, "wouldDeny": 0, "wouldAllow": 0},
+    ]  # fmt: skip
+    assert (found["lastRequest"], found["unseenSeconds"]) == ("CONNECT b.example:443 by -/-: deny", 2 * DAY - 51)
+    two.now += DAY
+    two.recent = [decision("b.example", two.now)]
+    await second.look()
+    await second.judge()
+    first.hear(told(second))  # a later flip takes quiet from the first one, whose counts stay
+    await first.judge()
+    found = status(first, config.shown)
+    assert (found["lastFlip"], found["decisions"]) == ("1970-01-04T00:05:00Z", 2)
+    first.follow(())
+    second.follow(())
 
 
 def test_policies_that_replace_nothing_take_no_trial_from_others(tmp_path: Path):

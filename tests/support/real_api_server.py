@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from egressproxy.config.served_kinds import CONFIGURED, ServedKind
+from egressproxy.config.served_kinds import CONFIGURED, OURS, ServedKind
 from tests.support.cluster_access import ClusterAccess
 from tests.support.kubectl import find_kubectl
 from tests.support.net import free_port
@@ -27,10 +27,9 @@ from tests.support.waiting import wait_until
 PROGRAM = "EGRESSPROXY_KUBE_APISERVER"
 _ADMIN = "admin-token"
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_OF_THE_GROUP = ("Backend", "PayloadProcessingPipeline", "XBackendDestination")
+_BUILT_IN: Final = ("", "discovery.k8s.io", "certificates.k8s.io")
 #: The folder of Gateway API's own definitions (the experimental channel).
 CRDS: Final = "EGRESSPROXY_GATEWAY_API_CRDS"
-WORKING_GROUP: Final = [kind for kind in CONFIGURED if kind.kind in _OF_THE_GROUP and "egressproxy" not in kind.group]
 
 
 class RealApiServer(ClusterAccess):
@@ -85,13 +84,17 @@ class RealApiServer(ClusterAccess):
         self.start()
 
     def install_kinds(self) -> None:
-        """Ours, Gateway API's, and those of the working group, whose schemas are nowhere to be had: they admit all."""
+        """Ours, Gateway API's, and the rest, such as those of working groups, whose schemas are not there: they admit
+        all.
+        """
         gateway_api = Path(os.environ.get(CRDS, "/-"))
         if not gateway_api.is_dir():
             pytest.skip(f"${CRDS} names no folder of Gateway API's CustomResourceDefinitions")
-        files = [gateway_api / f"{kind.group}_{kind.plural}.yaml" for kind in CONFIGURED]
-        written = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files if file.exists()]
-        made = [*map(_with_empty_groups, written), *map(_without_schema, WORKING_GROUP)]
+        others = [kind for kind in CONFIGURED if kind.group not in (*_BUILT_IN, OURS)]
+        files = {kind: gateway_api / f"{kind.group}_{kind.plural}.yaml" for kind in others}
+        written = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files.values() if file.exists()]
+        unwritten = [kind for kind, file in files.items() if not file.exists()]
+        made = [*map(_as_served, written), *map(_without_schema, unwritten)]
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         for each in (
             *made,
@@ -99,8 +102,7 @@ class RealApiServer(ClusterAccess):
         ):
             status, told = self.request("POST", path, each)
             assert status in (201, 409), told
-        built_in = ("", "discovery.k8s.io", "certificates.k8s.io")
-        for kind in (each for each in CONFIGURED if each.group not in built_in):
+        for kind in (each for each in CONFIGURED if each.group not in _BUILT_IN):
             wait_until(lambda kind=kind: self._serves(kind), f"{kind.resource} is not served")
 
     def _serves(self, kind: ServedKind) -> bool:
@@ -171,21 +173,28 @@ def _is_ready(server: RealApiServer) -> bool:
         return False
 
 
-def _with_empty_groups(value: Any) -> Any:
-    """A definition in which the group of a reference may be "", which this server takes for null."""
+def _as_served(value: Any) -> Any:
+    """A definition in which the group of a reference may be "", which this server takes for null, and a filter of a
+    route may be one that is published, but not released.
+    """
     if isinstance(value, list):
-        return [_with_empty_groups(each) for each in value]
+        return [_as_served(each) for each in value]
     if not isinstance(value, dict):
         return value
-    made = {name: _with_empty_groups(part) for name, part in value.items()}
-    group = (made.get("properties") or {}).get("group") if isinstance(made.get("properties"), dict) else None
-    if isinstance(group, dict) and group.get("type") == "string":
-        group["nullable"] = True
+    made = {name: _as_served(part) for name, part in value.items()}
+    fields = made.get("properties")
+    if isinstance(fields, dict):
+        group = fields.get("group")
+        if isinstance(group, dict) and group.get("type") == "string":
+            group["nullable"] = True
+        if "requestHeaderModifier" in fields:
+            del fields["type"]["enum"]
+            made["x-kubernetes-preserve-unknown-fields"] = True
     return made
 
 
 def _without_schema(kind: ServedKind) -> dict[str, Any]:
-    """A CustomResourceDefinition that admits every spec, with the status that the working group's have."""
+    """A CustomResourceDefinition that admits everything; of its status, `controllers` is merged."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     controller = {
         "type": "object", "required": ["name"],
@@ -194,7 +203,7 @@ def _without_schema(kind: ServedKind) -> dict[str, Any]:
     controllers = {
         "type": "array", "items": controller, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
     }  # fmt: skip
-    status = {"type": "object", "properties": {"controllers": controllers}}
+    status = {**anything, "properties": {"controllers": controllers}}
     versions = [
         {
             "name": version, "served": True, "storage": version == kind.versions[0], "subresources": {"status": {}},

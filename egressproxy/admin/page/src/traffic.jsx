@@ -119,7 +119,7 @@ export function Denials() {
             <>
               <p>{each.why}</p>
               {each.allowed_now ? <p class="good">The configuration in service allows it now.</p> : each.remedy && <p>To allow it: {each.remedy}</p>}
-              {each.change && <Change {...each.change} isWritable={summary?.api_writes} action={() => apply(each.change.manifest, configuration).then(found.again)} />}
+              {each.change && <Change {...each.change} isWritable={summary?.api_writes} isOfCluster={summary?.source === "kubernetes"} action={() => apply(each.change.manifest, configuration).then(found.again)} />}
               <Facts of={{ rule: each.rule, policy: each.policy, first: moment(each.first), last: moment(each.last), request: each.request_id }} />
             </>
           )}
@@ -129,7 +129,7 @@ export function Denials() {
   );
 }
 
-function Change({ object, file, diff, manifest, isWritable, action }) {
+function Change({ object, file, diff, manifest, isWritable, isOfCluster, action }) {
   return (
     <details>
       <summary>Show the change that would allow it</summary>
@@ -137,6 +137,7 @@ function Change({ object, file, diff, manifest, isWritable, action }) {
       <Diff text={diff} />
       {file ? <p>Edit the file: it is read again when it is saved.</p>
         : isWritable && manifest ? <p><Act name="Apply" action={action} done="It is in service." /></p>
+        : isOfCluster ? <p>Apply it to the cluster with kubectl, or change it where the cluster's manifests are kept.</p>
         : <p>Apply it with kubectl{!isWritable && ", or here with --api-writes"}.</p>}
     </details>
   );

@@ -1,0 +1,99 @@
+"""SharedTrials: what the gateways of a cluster tell each other of policies on trial, in the status of these policies.
+
+The gateway that writes status shows its own counts. The others add their last flip, so that none of them is missed, and
+all go on from the counts that were there before them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from egressproxy.kubernetes.api_client import MERGE_PATCH, UNREACHABLE, ApiClient, ApiError
+from egressproxy.kubernetes.object_store import ObjectStore
+from egressproxy.model.published_object import Key
+
+_MARK: Final = b'"trial"'
+#: For a gateway to go on from earlier counts. Until then status keeps them.
+JOIN_S: Final = 60.0
+_OF_SERVER: Final = 500
+
+
+class SharedTrials:
+    """`lease_s` is `StatusLeases.left_s`. Belongs to the event loop."""
+
+    def __init__(
+        self, client: ApiClient, store: ObjectStore, lease_s: Callable[[Key | None], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._store = store
+        self._lease_s = lease_s
+        self._clock = clock
+        self._begun: dict[tuple[Key, str], float] = {}  # policy, digest -> when it was shown first
+        self._ours: dict[Key, dict[str, Any]] = {}
+        self._refused: dict[Key, str] = {}  # the flip that may not be written; who writes status reports the right
+
+    def show(self, statuses: Mapping[Key, bytes]) -> None:
+        """Share the trials of these statuses (JSON, by key)."""
+        found = {key: status for key, status in statuses.items() if key[1] == "EgressPolicy" and _MARK in status}
+        trials = {key: json.loads(status).get("trial") for key, status in found.items()}
+        self._ours = {key: trial for key, trial in trials.items() if trial}
+        begun = {(key, trial["digest"]): self._clock() for key, trial in self._ours.items()}
+        self._begun = {each: self._begun.get(each, now) for each, now in begun.items()}
+
+    def left_s(self, key: Key | None) -> float:
+        """As `lease_s`; 0 where the status has earlier counts, which this gateway has not joined to its own yet."""
+        if key in self._ours and key is not None:
+            ours, held = self._ours[key], self._held(key)
+            is_behind = held.get("digest") == ours["digest"] and held.get("since", "") < ours["since"]
+            if is_behind and self._clock() - self._begun[key, ours["digest"]] < JOIN_S:
+                return 0.0
+        return self._lease_s(key)
+
+    def told(self) -> tuple[tuple[str, bytes], ...]:
+        """`Figures.trials`."""
+        return tuple((f"{key[2]}/{key[3]}", json.dumps(self._held(key)).encode()) for key in self._ours)
+
+    def completed(self, key: Key, status: bytes) -> bytes:
+        """Our status (JSON) with the last flip of another gateway."""
+        held = self._held(key) if key in self._ours else {}
+        if not _has_later_flip(held, self._ours.get(key, {})):
+            return status
+        made = json.loads(status)
+        made["trial"] |= _flip(held)
+        return json.dumps(made).encode()
+
+    async def write(self) -> None:
+        """Add our last flips where another gateway writes the status and does not know them."""
+        for key, trial in tuple(self._ours.items()):
+            is_known = not _has_later_flip(trial, self._held(key)) or self._refused.get(key) == trial["lastFlip"]
+            held = self._store.find(key)
+            if is_known or held is None or self._lease_s(key):
+                continue
+            metadata = {"resourceVersion": held.resource_version}  # the trial may have ended since
+            body = {"metadata": metadata, "status": {"trial": _flip(trial)}}
+            path = f"/apis/{key[0]}/v1alpha1/namespaces/{key[2]}/egresspolicies/{key[3]}/status"
+            try:
+                await self._client.send("PATCH", path, None, body, MERGE_PATCH)
+            except ApiError as error:
+                if error.status < _OF_SERVER and not error.is_conflict:
+                    self._refused[key] = trial["lastFlip"]
+            except UNREACHABLE:
+                return
+
+    def _held(self, key: Key) -> dict[str, Any]:
+        held = self._store.find(key)
+        return json.loads(held.status).get("trial") or {} if held is not None and _MARK in held.status else {}
+
+
+def _flip(trial: Mapping[str, Any]) -> dict[str, str]:
+    return {name: trial.get(name, "") for name in ("lastFlip", "lastRequest")}
+
+
+def _has_later_flip(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the first has a flip that the second, which is of the same trial, does not have. Times are in UTC."""
+    known = max(other.get("lastFlip", ""), other.get("since", ""))
+    return bool(other) and one.get("digest") == other.get("digest") and one.get("lastFlip", "") > known
