@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.util import find_spec
+from ipaddress import ip_address
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from egressproxy.admin.history import History
-    from egressproxy.admin.oidc import OidcLogin
     from egressproxy.admin.server import AdminApi, AdminServer
+    from egressproxy.admin.write_access import WriteAccess
     from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.kubernetes.cluster import Cluster
     from egressproxy.processes.takeover.predecessor import Predecessor
@@ -163,7 +164,7 @@ class App:
         self._events = Events(self.metrics, self._objects_changed, wait_s, logs_exchanges=logs_exchanges)
         self._data_plane = _data_plane(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
-        self._login: OidcLogin | None = None
+        self._access: WriteAccess | None = None  # where there is an admin address
         self._history: History | None = None  # where there is an admin address
         self._own: dict[str, tuple[str, int]] = {}  # listening addresses by option
         self._cluster: Cluster | None = None
@@ -477,11 +478,12 @@ class App:
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
-        if self.options.ui_oidc_issuer:
+        options, login = self.options, None
+        if options.ui_oidc_issuer:
             from egressproxy.admin.oidc import OidcLogin
 
-            options = self.options
-            self._login = OidcLogin(options.ui_oidc_issuer, options.ui_oidc_client_id, options.ui_oidc_allow)
+            login = OidcLogin(options.ui_oidc_issuer, options.ui_oidc_client_id, options.ui_oidc_allow)
+        self._access = WriteAccess(options.api_token_file, login)
         if self.options.admin is not None:
             from egressproxy.admin.history import History
 
@@ -490,8 +492,7 @@ class App:
         for what, place, surface in asked:
             if place is not None:
                 api = self._kubernetes_api if HAS_KUBEAPI else None
-                access = WriteAccess(self.options.api_token_file, self._login)
-                server = AdminServer(self, place[0], place[1], surface, api, access, self._sockets.bind)
+                server = AdminServer(self, place[0], place[1], surface, api, self._access, self._sockets.bind)
                 try:
                     server.bind()
                 except OSError as error:
@@ -536,14 +537,13 @@ class App:
         # In a thread, beside the traffic. Most gateways are never asked, and do without its two megabytes.
         await asyncio.to_thread(import_module, "egressproxy.kubeapi.kubernetes_api")
         await self._live.show_catalogue()
-        from egressproxy.admin.write_access import WriteAccess
         from egressproxy.kubeapi.kubernetes_api import KubernetesApi
         from egressproxy.kubeapi.read.events import PublishedEvents
         from egressproxy.kubeapi.service import ApiService
 
         published = self._live.published
         sources = (published, PublishedEvents(self._events, published))
-        access = WriteAccess(self.options.api_token_file, self._login) if self.options.api_writes else None
+        access = self._access if self.options.api_writes else None
         return KubernetesApi(ApiService(self._live, sources, self._loader, self._writer), server, access)
 
     async def _watch(self, changed: AsyncIterator[None]) -> None:
@@ -574,6 +574,11 @@ class App:
                 log.info("no listener is for the socket %s any more, which is closed", unused)
         for what, (address, port) in self._own.items():
             log.info("%s on http://%s/", what, Authority(address, port))
+            if what == "admin" and not (ip_address(address).is_loopback or (self._access and self._access.needs_token)):
+                log.warning(
+                    "--admin is not on loopback, so that without --api-token-file it only answers health and /metrics:"
+                    " give one, or --admin 127.0.0.1:%d", port,
+                )  # fmt: skip
         error = why_not_uvloop()
         if error is not None and find_spec("uvloop") is not None:
             log.warning(

@@ -1,4 +1,4 @@
-"""Who may write through the API, and whether a request was made on this machine: what may be asked without a token."""
+"""Who may ask the admin API, and who may write: by token, or from this machine."""
 
 from __future__ import annotations
 
@@ -47,15 +47,27 @@ def came_by_proxy(request: web.BaseRequest) -> bool:
     return any(name in request.headers for name in _OF_PROXIES)
 
 
+def is_of_other_page(request: web.BaseRequest) -> bool:
+    """Whether a browser sends this for a page of another origin (Fetch Metadata, or the Origin of older browsers)."""
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    return site not in ("same-origin", "none") or request.headers.getall("Origin", []) not in ([], *_origins(request))
+
+
+def _origins(request: web.BaseRequest) -> tuple[list[str], list[str]]:
+    """The fields Origin of pages that are served where this request has come to."""
+    host = request.headers.get("Host", "")
+    return [f"http://{host}"], [f"https://{host}"]
+
+
 def is_admin_page(request: web.BaseRequest, *, has_token: bool) -> bool:
     """Whether the page that sent this is of the address that it was sent to: the admin page, which is the only one.
 
     A page of another origin cannot send this header and content type without permission (CORS), which is never given.
     Browsers leave Sec-Fetch-Site out where the page came by plain HTTP from another machine: then the token decides.
     """
-    headers, host = request.headers, request.headers.get("Host", "")
+    headers = request.headers
     return (
-        headers.getall("Origin") in ([f"http://{host}"], [f"https://{host}"])
+        headers.getall("Origin") in _origins(request)
         and headers.get("Sec-Fetch-Site", "same-origin" if has_token else "") == "same-origin"
         and MARK in headers
         and request.content_type == "application/json"
@@ -78,7 +90,9 @@ def read_token(file: Path) -> bytes:
 
 
 class WriteAccess:
-    """Clients that send the token may write; without a token file, programs of this machine that ask on loopback."""
+    """What needs the token: on a network everything, on loopback writes. Without a token file, programs of this machine
+    that ask on loopback may do both.
+    """
 
     def __init__(self, token_file: Path | None, login: OidcLogin | None = None) -> None:
         self._token_file = token_file
@@ -89,21 +103,20 @@ class WriteAccess:
         """Whether clients show a token, so that they may be on other machines."""
         return self._token_file is not None or self.login is not None
 
+    async def check_reader(self, request: web.BaseRequest, *, is_loopback: bool) -> None:
+        """Raises ApiError(401, 403) without the token, but for programs of this machine. `is_loopback`: so is the
+        address that was asked. The server calls it first, for all paths that are not open.
+        """
+        if not (is_loopback and is_local(request)) or came_by_proxy(request):
+            await self._check_token(request, "from other machines, or by way of a proxy, this needs")
+
     async def check(self, request: web.BaseRequest) -> str:
-        """The person who signed in, or "", of a client that may write. Raises ApiError(401, 403) for all others."""
+        """The person who signed in, or "", of a reader that may write. Raises ApiError(401, 403) for all others."""
         if "Origin" in request.headers and not is_admin_page(request, has_token=self.needs_token):
             raise ApiError(403, "Forbidden", "a web page may not write, but for the admin page of this address")
-        if self.needs_token:
-            return await self.check_token(request, "writes need")
-        if not is_local(request):
-            raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
-        if "Origin" in request.headers and not names_loopback(request.headers.get("Host", "")):
-            raise ApiError(403, "Forbidden", "a page writes by a name of this machine: http://127.0.0.1/ or localhost")
-        if came_by_proxy(request):
-            raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
-        return ""
+        return await self._check_token(request, "writes need") if self.needs_token else ""
 
-    async def check_token(self, request: web.BaseRequest, what: str) -> str:
+    async def _check_token(self, request: web.BaseRequest, what: str) -> str:
         """The person who signed in, or "" for the token of programs. Raises ApiError(401, 403) without either."""
         if not self.needs_token:
             raise ApiError(403, "Forbidden", f"{what} a token: start the gateway with --api-token-file FILE")
@@ -121,5 +134,6 @@ class WriteAccess:
                 if login is None:
                     raise ApiError(403, "Forbidden", str(error)) from None
         if login is None:
-            raise ApiError(401, "Unauthorized", f"{what} the token: Authorization: Bearer …")
+            message = f"{what} the token: give --api-token-file FILE, or send Authorization: Bearer TOKEN"
+            raise ApiError(401, "Unauthorized", message)
         return await login.check(token)

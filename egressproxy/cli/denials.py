@@ -6,14 +6,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 from time import localtime, strftime
 from typing import Any, Final
 
 import click
 
-from egressproxy.cli.asking import ask, token_of
-from egressproxy.cli.options import deciding_options
+from egressproxy.cli.asking import AdminAddress, ask
+from egressproxy.cli.options import asking_options
 from egressproxy.cli.styled_lines import StyledLine, print_lines
 
 _DIFF_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
@@ -24,8 +23,8 @@ _DIFF_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
     "--minutes", type=click.IntRange(1, 1440), default=60, show_default=True, help="Denials of so many minutes."
 )
 @click.option("--namespace", metavar="NS", default="", help="Denials of clients in this namespace alone.")
-@deciding_options
-def command(minutes: int, namespace: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def command(minutes: int, namespace: str, output: str, admin: AdminAddress) -> None:
     """Show what a running gateway has denied lately, over all workers: grouped by destination and caller, the most
     frequent first, each with why, what to do, and the change of a policy that would allow it.
 
@@ -42,7 +41,7 @@ def command(minutes: int, namespace: str, token: Path | None, output: str, admin
     Exit status: 0, or 2 for wrong usage or no response.
     """
     pairs = [("minutes", str(minutes)), *([("namespace", namespace)] if namespace else [])]
-    found = ask(admin, "/denials", pairs, token=token_of(token))
+    found = ask(admin, "/denials", pairs)
     if output == "json":
         click.echo(json.dumps(found, indent=2))
         return

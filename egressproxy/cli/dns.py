@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import answer_offline, ask
+from egressproxy.cli.asking import AdminAddress, answer_offline, ask
 from egressproxy.cli.options import (
     ConfigByOption,
     asked_admin,
@@ -54,7 +54,7 @@ _WIDTH = 12
 def command(
     name: str, port: int, gateway: str, policy: str, backend: str, identity: str, groups: tuple[str, ...],
     claims: tuple[str, ...], config: tuple[Path, ...],
-    admin: tuple[str, int] | None, bind: tuple[str, ...], output: str,
+    admin: AdminAddress | None, bind: tuple[str, ...], output: str,
 ) -> None:  # fmt: skip
     """Look up a name as the gateway does: what each DNS server answers and how fast, what the running process has
     cached, the names on the way (CNAME), and each address with the verdict of the address rules.

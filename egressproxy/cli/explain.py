@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import click
 
-from egressproxy.cli.asking import answer_offline, ask
+from egressproxy.cli.asking import AdminAddress, answer_offline, ask
 from egressproxy.cli.explanation import show
 from egressproxy.cli.options import (
     ConfigByOption,
@@ -88,7 +88,7 @@ class _MethodFirst(ConfigByOption):
 @secret_options
 def command(
     method: str | None, url: str | None, identity: str, groups: tuple[str, ...], claims: tuple[str, ...],
-    config: tuple[Path, ...], admin: tuple[str, int] | None,
+    config: tuple[Path, ...], admin: AdminAddress | None,
     headers: tuple[str, ...], gateway: str, listener: str, key: str, request_id: str, log: IO[str] | None,
     no_dns: bool, bind: tuple[str, ...], experimental: bool, output: str, sources: tuple[SecretSource, ...],
 ) -> None:  # fmt: skip
@@ -146,7 +146,7 @@ def command(
 
 def _found(
     config: tuple[ConfigSource, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]], experimental: bool,
-    admin: tuple[str, int] | None,
+    admin: AdminAddress | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The explanation by this configuration, or without one by the process at `admin`."""
     if not config:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ask, token_of
-from egressproxy.cli.options import asking_options, deciding_options
+from egressproxy.cli.asking import AdminAddress, ask
+from egressproxy.cli.options import asking_options
 from egressproxy.cli.styled_lines import near_lines, printable
 from egressproxy.cli.suggestions import listed
 from egressproxy.model.encoding import rfc3339
@@ -29,7 +28,7 @@ def command() -> None:
 
 @command.command("list", short_help="Show blocked identities.")
 @asking_options
-def list_killed(output: str, admin: tuple[str, int]) -> None:
+def list_killed(output: str, admin: AdminAddress) -> None:
     """Print the blocked identities, with time and reason of each block.
 
     \b
@@ -45,8 +44,8 @@ def list_killed(output: str, admin: tuple[str, int]) -> None:
 @command.command("kill", short_help="Block an identity.")
 @click.argument("identity")
 @click.option("--why", metavar="TEXT", default="", help="The reason, which `list` shows; clients do not see it.")
-@deciding_options
-def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def kill(identity: str, why: str, output: str, admin: AdminAddress) -> None:
     """Refuse every request of IDENTITY from now on (403), and cut its exchanges in progress, tunnels included.
 
     IDENTITY is the name in the access log (`identity`). A service account is the same client as
@@ -60,13 +59,13 @@ def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[
 
     Exit status: 0 done in every worker, 2 wrong usage, no response or a refusal.
     """
-    _change([("kill", identity), *([("why", why)] if why else [])], token, output, admin)
+    _change([("kill", identity), *([("why", why)] if why else [])], output, admin)
 
 
 @command.command("restore", short_help="Unblock an identity.")
 @click.argument("identity", shell_complete=listed("/kill-switch", "killed", "identity", "why"))
-@deciding_options
-def restore(identity: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def restore(identity: str, output: str, admin: AdminAddress) -> None:
     """Unblock IDENTITY. Each form of the name of a service account works.
 
     \b
@@ -76,15 +75,15 @@ def restore(identity: str, token: Path | None, output: str, admin: tuple[str, in
     Exit status: 0 done in every worker, 1 nobody is out of service under this name, 2 wrong usage, no response or a
     refusal.
     """
-    _change([("restore", identity)], token, output, admin)
+    _change([("restore", identity)], output, admin)
 
 
-def _change(pairs: list[tuple[str, str]], token: Path | None, output: str, admin: tuple[str, int]) -> None:
+def _change(pairs: list[tuple[str, str]], output: str, admin: AdminAddress) -> None:
     def near() -> str:
         killed = [each["identity"] for each in ask(admin, "/kill-switch")["killed"]]
         return near_lines(pairs[0][1], killed, "nobody is out of service", "out of service are")
 
-    found = ask(admin, "/kill-switch", pairs, method="POST", not_found=1, token=token_of(token), near=near)
+    found = ask(admin, "/kill-switch", pairs, method="POST", not_found=1, near=near)
     if output == "text":
         if pairs[0][0] == "restore":
             click.echo("done in every worker")
@@ -97,7 +96,7 @@ def _change(pairs: list[tuple[str, str]], token: Path | None, output: str, admin
         _print(found, output)
 
 
-def _say_if_unseen(identity: str, admin: tuple[str, int]) -> None:
+def _say_if_unseen(identity: str, admin: AdminAddress) -> None:
     """A name that no client has had lately may be a slip, and then the client that was meant goes on."""
     from egressproxy.gateway.identity.killed_identities import KilledIdentities, KilledIdentity
     from egressproxy.model.caller_identity import CallerIdentity

@@ -9,7 +9,7 @@ from typing import IO, Any, Final
 
 import click
 
-from egressproxy.cli.asking import Pairs, ask
+from egressproxy.cli.asking import AdminAddress, Pairs, ask
 from egressproxy.cli.denials import caller_of
 from egressproxy.cli.explanation import show
 from egressproxy.cli.styled_lines import StyledLine, print_lines, printable
@@ -24,7 +24,7 @@ _NAMES: Final = (
 _ENDING: Final = ("status", "upstream", "route", "backend", "duration_ms", "detail", "attempts", "would_deny")
 
 
-def recorded(request_id: str, log: IO[str] | None, admin: Callable[[], tuple[str, int]]) -> dict[str, Any]:
+def recorded(request_id: str, log: IO[str] | None, admin: Callable[[], AdminAddress]) -> dict[str, Any]:
     """What is known of this request, in the words of the access log: of the log, "" for its last line, or of the
     process at `admin`. Raises click.UsageError where it is not known.
     """

@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any, Final
 
 import click
 
-from egressproxy.cli.asking import ask, lines, token_of
+from egressproxy.cli.asking import AdminAddress, ask, lines
 from egressproxy.cli.denials import caller_of, clock
-from egressproxy.cli.options import deciding_options
+from egressproxy.cli.options import asking_options
 from egressproxy.cli.styled_lines import StyledLine, print_lines, printable
-from egressproxy.model.authority import Authority
 
 #: Rates are of the last so many seconds, and the most events that are kept for them.
 WINDOW_S: Final = 10.0
@@ -107,8 +105,8 @@ def _caller(event: Mapping[str, Any]) -> str:
     "--interval", type=click.FloatRange(0.2, 60.0), default=2.0, show_default=True, metavar="SECONDS",
     help="How often the figures change; with --once: how long to watch.",
 )  # fmt: skip
-@deciding_options
-def command(once: bool, interval: float, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def command(once: bool, interval: float, output: str, admin: AdminAddress) -> None:
     """Watch the traffic of a running gateway, over all workers: requests, denials and failures in a second, latency and
     tokens; the busiest destinations, callers and backends; and the latest denials. Rates are of the last 10 seconds,
     of requests and tunnels that have ended. Ctrl-C ends it.
@@ -124,9 +122,9 @@ def command(once: bool, interval: float, token: Path | None, output: str, admin:
     from egressproxy.gateway.exchange.error_responses import DENIALS
 
     traffic = Traffic(frozenset(reason.value for reason in DENIALS))
-    asked = partial(ask, admin, token=token_of(token))
+    asked = partial(ask, admin)
     known = _rest(asked)
-    reading = Thread(target=_read, args=(traffic, admin, token_of(token)), daemon=True)
+    reading = Thread(target=_read, args=(traffic, admin), daemon=True)
     reading.start()
     if once or output == "json" or not sys.stdout.isatty():
         reading.join(interval)
@@ -152,10 +150,10 @@ def _rest(asked: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     return {"summary": asked("/summary"), "minute": minutes[-2:][0] if minutes else None}
 
 
-def _read(traffic: Traffic, admin: tuple[str, int], token: str) -> None:
+def _read(traffic: Traffic, admin: AdminAddress) -> None:
     """Read /live until it ends. A refusal is printed where it raises SystemExit, which ends this thread."""
     event = ""
-    for line in lines(admin, "/live", [("limit", str(LIMIT))], accept="text/event-stream", token=token):
+    for line in lines(admin, "/live", [("limit", str(LIMIT))], accept="text/event-stream"):
         if line.startswith(b"event: "):
             event = line[7:].strip().decode()
         elif line.startswith(b"data: "):
@@ -163,7 +161,7 @@ def _read(traffic: Traffic, admin: tuple[str, int], token: str) -> None:
 
 
 def _watch(
-    traffic: Traffic, reading: Thread, admin: tuple[str, int], interval: float, known: dict[str, Any],
+    traffic: Traffic, reading: Thread, admin: AdminAddress, interval: float, known: dict[str, Any],
     rest: Callable[[], dict[str, Any]],
 ) -> None:  # fmt: skip
     """Show it until the stream ends; `rest` gives what is `known` beside it anew."""
@@ -189,12 +187,12 @@ def _watch(
     reading.join(1.0)
 
 
-def _lines(found: Mapping[str, Any], admin: tuple[str, int], rows: int) -> Iterator[StyledLine]:
+def _lines(found: Mapping[str, Any], admin: AdminAddress, rows: int) -> Iterator[StyledLine]:
     """What is shown, with so many rows of each list."""
     summary, minute = found["summary"], found["minute"]
     ready = ("ready", "green") if summary["ready"] else (f"not ready: {summary['why_not_ready']}", "bold red")
     yield [
-        (f"egressproxy {summary['version']}", "bold"), (f" at {Authority(*admin)}  ", ""), ready,
+        (f"egressproxy {summary['version']}", "bold"), (f" at {admin}  ", ""), ready,
         (f"  configuration {summary['configuration']}", ""),
         ("  the latest one is rejected" if summary["is_rejected"] else "", "bold red"),
         (f"  workers {summary['workers']}  connections {summary['open_connections']}", ""),

@@ -14,8 +14,7 @@ import pytest
 from egressproxy.admin.server import AdminServer
 from egressproxy.kubeapi.read import watches
 from egressproxy.model.published_object import PublishedObject
-from tests.admin.kit import Holder, admin_server, entries
-from tests.admin.test_server import State, ask
+from tests.admin.kit import Holder, State, admin_server, ask, entries
 from tests.support.waiting import WAIT_S
 
 TEXT = """
