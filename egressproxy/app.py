@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import faulthandler
 import logging
 import os
@@ -29,6 +28,7 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.certificate import Validity
 from egressproxy.model.listening_place import place_text
 from egressproxy.net.file_lock import FileLock, memory_file
+from egressproxy.net.listening import BindError, remedy
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.net.process import close_memory
 from egressproxy.net.terminal import LOOK_S, ControllingTerminal
@@ -90,13 +90,6 @@ Try it in another terminal:
 To say what may leave, write an EgressPolicy (`egressproxy schema EgressPolicy` has its fields) into a folder DIR, and
 serve it: egressproxy run --config DIR
 """
-
-#: The remedy where the address of --admin or --metrics cannot be bound.
-ADDRESS_REMEDIES = {
-    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give another port)",
-    errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give another port)",
-    errno.EADDRNOTAVAIL: " (this machine has no such address; give one that it has, or 0.0.0.0 for all of them)",
-}
 
 
 def run(options: RunOptions, first: LoaderProcess | None = None, started: Started | None = None) -> int:
@@ -291,6 +284,8 @@ class App:
                 self._kill_switch.listeners.append(before.kill)
                 await self._start_own()
         except FAILURES as error:
+            if isinstance(error, BindError) and not self.options.is_configured:
+                return self._start_failed(f"{error.what}{remedy(error.number, 'another one with --port')}")
             return self._start_failed(str(error))
         self._sockets.own_paths()
         settle_heap()
@@ -360,8 +355,6 @@ class App:
                 task.cancel()
 
     def _start_failed(self, why: str) -> int:
-        if not self.options.is_configured:
-            why = why.replace("give the listener another port", "give another one with --port")
         if self.options.log_format == "json":
             log.error("%s", why)
         else:
@@ -497,7 +490,8 @@ class App:
                     server.bind()
                 except OSError as error:
                     why = f"cannot bind {place[0]} port {place[1]}: {error.strerror or error}"
-                    raise ConfigRefused(f"--{what}: {why}{ADDRESS_REMEDIES.get(error.errno or 0, '')}") from None
+                    do = remedy(error.errno, "another port", "name another one, or 0.0.0.0 for all")
+                    raise ConfigRefused(f"--{what}: {why}{do}") from None
                 self._servers.append(server)
                 self._own[what] = (server.host, server.port)
 
