@@ -1,5 +1,5 @@
 // What several views are made of. Texts of requests come from strangers: they are text nodes, never markup.
-import { Fragment, h } from "preact";
+import { Fragment } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 const PAGE = 100;

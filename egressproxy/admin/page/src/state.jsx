@@ -1,7 +1,6 @@
 // What the gateway has in service, what waits, and what would become of a request.
-import { Fragment, h } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { change, query, read, useGateway, usePolled } from "./api.js";
+import { change, gateway, query, read, usePolled } from "./api.js";
 import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, verdict, who } from "./parts.jsx";
 
 const TABLE = { headers: { Accept: "application/json;as=Table;v=v1;g=meta.k8s.io" } };
@@ -17,7 +16,6 @@ export function Routes() {
   const [path, choose] = useState(KINDS[0][1]);
   const [found, set] = useState({});
   const [count, again] = useState(0);
-  const { token } = useGateway();
   useEffect(() => {
     const stop = new AbortController();
     set({});
@@ -37,7 +35,7 @@ export function Routes() {
       }
     })();
     return () => stop.abort();
-  }, [path, count, token]);
+  }, [path, count, gateway.token]);
   return (
     <>
       <p class="tools">
