@@ -22,6 +22,7 @@ from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, AdminCon
 from egressproxy.admin.introspection import Questions
 from egressproxy.admin.status import HEADERS, ApiError, json_response, read_only, refusal
 from egressproxy.admin.write_access import WriteAccess, is_of_other_page, names_loopback
+from egressproxy.errors import NotAnswered
 from egressproxy.net.listening import bind
 
 logger = logging.getLogger(__name__)
@@ -202,6 +203,8 @@ class AdminServer:
             response = await self._answer(request, connection)
         except ApiError as error:
             response = refusal(error)
+        except NotAnswered as error:
+            response = refusal(ApiError(503, "ServiceUnavailable", f"not all workers have answered: {error}"))
         except Exception:
             logger.exception("admin: %s failed", request.path)
             response = refusal(ApiError(500, "InternalError", "a defect of the admin server; its log says more"))
@@ -219,7 +222,7 @@ class AdminServer:
             raise ApiError(503, "ServiceUnavailable", "too many connections are being answered", retry_after_s=5)
         if not self._is_our_name(_authority(request)):
             # A page whose name was rebound to our address asks with its own name (DNS rebinding).
-            return refusal(ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
+            raise ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost")
         if any(each in request.raw_path.partition("?")[0].lower() for each in ENCODED_SLASHES):
             # A proxy in front of us that judges paths may read another path than we do.
             raise ApiError(404, "NotFound", "a path has no encoded slash here")

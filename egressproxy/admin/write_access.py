@@ -21,25 +21,21 @@ MARK: Final = "X-Egressproxy"
 _OF_PROXIES: Final = ("Via", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
 
 
-def is_loopback(address: str, *, otherwise: bool = False) -> bool:
-    """Whether this is an address of loopback; `otherwise` for text that is no address."""
+def of_loopback(address: str) -> bool:
+    """Whether this text is an address of loopback."""
     try:
         return ip_address(address).is_loopback
     except ValueError:
-        return otherwise
+        return False
 
 
 def names_loopback(host: str) -> bool:
     """Whether a Host is a name or address of loopback, with or without a port."""
     if host.startswith("["):
         name, end, rest = host[1:].partition("]")
-        return end != "" and rest[:1] in ("", ":") and is_loopback(name)
+        return end != "" and rest[:1] in ("", ":") and of_loopback(name)
     name = host.partition(":")[0]
-    return name.lower() in ("localhost", "localhost.") or is_loopback(name)
-
-
-def is_local(request: web.BaseRequest) -> bool:
-    return is_loopback(request.remote or "")
+    return name.lower() in ("localhost", "localhost.") or of_loopback(name)
 
 
 def came_by_proxy(request: web.BaseRequest) -> bool:
@@ -49,29 +45,19 @@ def came_by_proxy(request: web.BaseRequest) -> bool:
 
 def is_of_other_page(request: web.BaseRequest) -> bool:
     """Whether a browser sends this for a page of another origin (Fetch Metadata, or the Origin of older browsers)."""
-    site = request.headers.get("Sec-Fetch-Site", "none")
-    return site not in ("same-origin", "none") or request.headers.getall("Origin", []) not in ([], *_origins(request))
-
-
-def _origins(request: web.BaseRequest) -> tuple[list[str], list[str]]:
-    """The fields Origin of pages that are served where this request has come to."""
-    host = request.headers.get("Host", "")
-    return [f"http://{host}"], [f"https://{host}"]
+    headers, host = request.headers, request.headers.get("Host", "")
+    is_ours = headers.getall("Origin", []) in ([], [f"http://{host}"], [f"https://{host}"])
+    return not is_ours or headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none")
 
 
 def is_admin_page(request: web.BaseRequest, *, has_token: bool) -> bool:
-    """Whether the page that sent this is of the address that it was sent to: the admin page, which is the only one.
+    """Whether the page of this address that sends this is the admin page.
 
     A page of another origin cannot send this header and content type without permission (CORS), which is never given.
     Browsers leave Sec-Fetch-Site out where the page came by plain HTTP from another machine: then the token decides.
     """
-    headers = request.headers
-    return (
-        headers.getall("Origin") in _origins(request)
-        and headers.get("Sec-Fetch-Site", "same-origin" if has_token else "") == "same-origin"
-        and MARK in headers
-        and request.content_type == "application/json"
-    )
+    site = request.headers.get("Sec-Fetch-Site", "same-origin" if has_token else "")
+    return site == "same-origin" and MARK in request.headers and request.content_type == "application/json"
 
 
 #: Shorter ones can be guessed.
@@ -91,7 +77,7 @@ def read_token(file: Path) -> bytes:
 
 class WriteAccess:
     """What needs the token: on a network everything, on loopback writes. Without a token file, programs of this machine
-    that ask on loopback may do both.
+    that ask on loopback may do both. The server has refused pages of other sites (`is_of_other_page`) before.
     """
 
     def __init__(self, token_file: Path | None, login: OidcLogin | None = None) -> None:
@@ -107,7 +93,7 @@ class WriteAccess:
         """Raises ApiError(401, 403) without the token, but for programs of this machine. `is_loopback`: so is the
         address that was asked. The server calls it first, for all paths that are not open.
         """
-        if not (is_loopback and is_local(request)) or came_by_proxy(request):
+        if not (is_loopback and of_loopback(request.remote or "")) or came_by_proxy(request):
             await self._check_token(request, "from other machines, or by way of a proxy, this needs")
 
     async def check(self, request: web.BaseRequest) -> str:
@@ -115,6 +101,13 @@ class WriteAccess:
         if "Origin" in request.headers and not is_admin_page(request, has_token=self.needs_token):
             raise ApiError(403, "Forbidden", "a web page may not write, but for the admin page of this address")
         return await self._check_token(request, "writes need") if self.needs_token else ""
+
+    async def check_marked(self, request: web.BaseRequest, what: str) -> str:
+        """As `check`, for a program or page that says that it means it: a page of any site can send a plain POST."""
+        person = await self.check(request)
+        if MARK not in request.headers:
+            raise ApiError(403, "Forbidden", f"{what} is asked for with the header {MARK}, and by no web page")
+        return person
 
     async def _check_token(self, request: web.BaseRequest, what: str) -> str:
         """The person who signed in, or "" for the token of programs. Raises ApiError(401, 403) without either."""
