@@ -48,11 +48,7 @@ export async function request(path, options = {}) {
   }
   know({ problem: "" });
   if (response.ok) return response;
-  const text = await response.text();
-  let message = text;
-  try {
-    message = JSON.parse(text).message || text;
-  } catch {}
+  const { message } = await response.json().catch(() => ({})); // a proxy in front answers otherwise
   if (response.status === 401 && token === gateway.token) know({ asksToken: true });
   throw refused(response.status, message || `status ${response.status}`);
 }
@@ -102,8 +98,7 @@ export function usePolled(path, seconds = 10) {
 export async function follow(path, signal, got, told) {
   while (!signal.aborted) {
     const cut = new AbortController();
-    const stop = () => cut.abort();
-    signal.addEventListener("abort", stop);
+    const stop = (signal.onabort = () => cut.abort());
     let timer;
     const heard = () => {
       clearTimeout(timer);
@@ -133,7 +128,6 @@ export async function follow(path, signal, got, told) {
       if (!signal.aborted) told(`${error.status ? error.message : "The stream has broken off"}: trying again …`);
     } finally {
       clearTimeout(timer);
-      signal.removeEventListener("abort", stop);
     }
     await new Promise((done) => setTimeout(done, RETRY_MS));
   }
