@@ -11,7 +11,7 @@ import click
 
 from egressproxy.cli.asking import AdminAddress, ask
 from egressproxy.cli.options import asking_options, output_option
-from egressproxy.cli.styled_lines import printable
+from egressproxy.cli.styled_lines import print_found, printable
 
 if TYPE_CHECKING:
     from egressproxy.cli.ca_folder import CaFolder
@@ -101,10 +101,7 @@ def show(folder: Path, output: str) -> None:
     from egressproxy.cli.ca_folder import CaFolder
 
     found = _done(folder, lambda: CaFolder.read(folder))
-    if output == "json":
-        click.echo(json.dumps(found.values(), indent=2))
-    else:
-        _tell(found)
+    print_found(found.values(), output, lambda: _tell(found))
 
 
 @command.command("rotate", short_help="Replace a CA by a new one.")
@@ -234,10 +231,7 @@ def list_issued(policy: str, output: str, admin: AdminAddress) -> None:
     Exit status: 0, or 2 for wrong usage, no response or a refusal.
     """
     found = ask(admin, "/intercept/cas", [("policy", policy)] if policy else [])
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    else:
-        _tell_issued(found["cas"])
+    print_found(found, output, lambda: _tell_issued(found["cas"]))
 
 
 @command.command("revoke", short_help="Withdraw the CA of a client in a running gateway.")
@@ -259,10 +253,7 @@ def revoke(name: str, policy: str, *, forget: bool, output: str, admin: AdminAdd
     """
     pairs = [("policy", policy), ("forget" if forget else "revoke", name)]
     found = ask(admin, "/intercept/cas", pairs, method="POST", not_found=1)
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    else:
-        click.echo("done in every worker")
+    print_found(found, output, lambda: click.echo("done in every worker"))
 
 
 def _tell_issued(cas: list[dict[str, Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -13,7 +12,7 @@ import click
 
 from egressproxy.cli.asking import AdminAddress, ask
 from egressproxy.cli.options import asking_options
-from egressproxy.cli.styled_lines import StyledLine, print_lines
+from egressproxy.cli.styled_lines import StyledLine, print_found, print_lines
 
 _DIFF_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -42,11 +41,9 @@ def command(minutes: int, namespace: str, output: str, admin: AdminAddress) -> N
     """
     pairs = [("minutes", str(minutes)), *([("namespace", namespace)] if namespace else [])]
     found = ask(admin, "/denials", pairs)
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-        return
     nothing: StyledLine = [(f"nothing was denied in the last {minutes} minutes", "")]
-    print_lines(chain.from_iterable(map(_lines, found["denials"])) if found["denials"] else [nothing], sys.stdout)
+    lines = chain.from_iterable(map(_lines, found["denials"])) if found["denials"] else [nothing]
+    print_found(found, output, lambda: print_lines(lines, sys.stdout))
 
 
 def _lines(group: Mapping[str, Any]) -> Iterator[StyledLine]:

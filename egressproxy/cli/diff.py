@@ -23,7 +23,7 @@ from egressproxy.cli.options import (
 )
 from egressproxy.cli.problems import compiled_or_exit
 from egressproxy.cli.secrets import secret_options
-from egressproxy.cli.styled_lines import print_lines
+from egressproxy.cli.styled_lines import print_found, print_lines
 from egressproxy.model.secret import SecretSource
 from egressproxy.operators.explain.outline_diff import compare, lines
 
@@ -98,10 +98,7 @@ def command(
     if access_log is not None or admin is not None:
         found |= _flips(old, new, admin, access_log)
     found["same"] = not (found["added"] or found["removed"] or found["changed"] or found.get("flips"))
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    else:
-        show(found, sys.stdout)
+    print_found(found, output, lambda: show(found, sys.stdout))
     sys.exit(0 if found["same"] else 1)
 
 

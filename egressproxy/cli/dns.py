@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from egressproxy.cli.options import (
     config_option,
     output_option,
 )
-from egressproxy.cli.styled_lines import print_lines
+from egressproxy.cli.styled_lines import print_found, print_lines
 from egressproxy.cli.suggestions import BACKENDS, GATEWAYS, POLICIES
 
 Line = tuple[str, str, str]
@@ -76,12 +75,8 @@ def command(
     pairs = [("name", name), ("port", str(port)), ("gateway", gateway), ("policy", policy), ("backend", backend)]
     pairs += client_pairs(identity, groups, claims)
     found = _of_files(config, bind, pairs) if config else ask(asked_admin(admin), "/dns", pairs)
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    else:
-        print_lines(
-            (((f"{label:<{_WIDTH}}", "bold"), (text, style)) for label, text, style in _lines(found)), sys.stdout
-        )
+    lines = (((f"{label:<{_WIDTH}}", "bold"), (text, style)) for label, text, style in _lines(found))
+    print_found(found, output, lambda: print_lines(lines, sys.stdout))
     sys.exit(0 if all(each["verdict"] != "refuse" for each in found["places"]) else 1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +22,7 @@ from egressproxy.cli.options import (
     output_option,
 )
 from egressproxy.cli.secrets import secret_options
+from egressproxy.cli.styled_lines import print_found
 from egressproxy.cli.suggestions import GATEWAYS, listed
 from egressproxy.model.secret import ConfigSource, SecretSource
 
@@ -137,10 +137,7 @@ def command(
         at = {(each["from"], each["filter"]) for each in found["approvals"]}
         waiting = ask(asked_admin(admin), "/holds")["holds"]
         found["waiting"] = [each for each in waiting if (each["from"], each["filter"]) in at]
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    else:
-        show(found, sys.stdout)
+    print_found(found, output, lambda: show(found, sys.stdout))
     sys.exit(0 if found["verdict"] == "allowed" else 1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from egressproxy.cli.asking import AdminAddress, ask
 from egressproxy.cli.options import asking_options
-from egressproxy.cli.styled_lines import near_lines, printable
+from egressproxy.cli.styled_lines import near_lines, print_found, printable
 from egressproxy.cli.suggestions import listed
 from egressproxy.model.admin_requests import MAX_PAGE
 
@@ -51,9 +50,10 @@ def list_holds(limit: int, output: str, admin: AdminAddress) -> None:
     Exit status: 0, or 2 for wrong usage or no response.
     """
     found = _first(limit, admin)
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-        return
+    print_found(found, output, lambda: _show(found))
+
+
+def _show(found: dict[str, Any]) -> None:
     for each in found["holds"]:
         click.echo(hold_line(each))
         for line in _content(each):
@@ -141,4 +141,4 @@ def _decide(verdict: str, key: str, by: str, why: str, output: str, admin: Admin
         return near_lines(key, ids, "nothing waits", "what waits has the ids")
 
     found = ask(admin, "/holds", pairs, method="POST", not_found=1, near=near)
-    click.echo(json.dumps(found, indent=2) if output == "json" else f"done; {found['waiting']} wait")
+    print_found(found, output, lambda: click.echo(f"done; {found['waiting']} wait"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from egressproxy.cli.asking import AdminAddress, ask
 from egressproxy.cli.options import asking_options
-from egressproxy.cli.styled_lines import near_lines, printable
+from egressproxy.cli.styled_lines import near_lines, print_found, printable
 from egressproxy.cli.suggestions import listed
 from egressproxy.model.encoding import rfc3339
 
@@ -38,7 +37,8 @@ def list_killed(output: str, admin: AdminAddress) -> None:
 
     Exit status: 0, or 2 for wrong usage or no response.
     """
-    _print(ask(admin, "/kill-switch"), output)
+    found = ask(admin, "/kill-switch")
+    print_found(found, output, lambda: _show(found))
 
 
 @command.command("kill", short_help="Block an identity.")
@@ -84,16 +84,18 @@ def _change(pairs: list[tuple[str, str]], output: str, admin: AdminAddress) -> N
         return near_lines(pairs[0][1], killed, "nobody is out of service", "out of service are")
 
     found = ask(admin, "/kill-switch", pairs, method="POST", not_found=1, near=near)
-    if output == "text":
-        if pairs[0][0] == "restore":
-            click.echo("done in every worker")
-            return
-        click.echo(f"done in every worker; {found['cut']} exchange{'s were' if found['cut'] != 1 else ' was'} cut")
-        if not found["kept"]:
-            click.echo("a restart of the process ends the block, because the process has no --state-dir", err=True)
-        _say_if_unseen(pairs[0][1], admin)
-    else:
-        _print(found, output)
+    print_found(found, output, lambda: _say_what_was_done(pairs[0], found, admin))
+
+
+def _say_what_was_done(change: tuple[str, str], found: dict[str, Any], admin: AdminAddress) -> None:
+    verb, identity = change
+    if verb == "restore":
+        click.echo("done in every worker")
+        return
+    click.echo(f"done in every worker; {found['cut']} exchange{'s were' if found['cut'] != 1 else ' was'} cut")
+    if not found["kept"]:
+        click.echo("a restart of the process ends the block, because the process has no --state-dir", err=True)
+    _say_if_unseen(identity, admin)
 
 
 def _say_if_unseen(identity: str, admin: AdminAddress) -> None:
@@ -112,10 +114,7 @@ def _say_if_unseen(identity: str, admin: AdminAddress) -> None:
         click.echo(f"{warning}\n{near_lines(identity, names, '', 'clients were')}", err=True)
 
 
-def _print(found: dict[str, Any], output: str) -> None:
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-        return
+def _show(found: dict[str, Any]) -> None:
     for each in found["killed"]:
         since = rfc3339(each["since"])
         why = f": {printable(each['why'])}" if each["why"] else ""

@@ -18,7 +18,7 @@ import click
 from egressproxy.cli.asking import AdminAddress, ask, lines
 from egressproxy.cli.denials import caller_of, clock
 from egressproxy.cli.options import asking_options
-from egressproxy.cli.styled_lines import StyledLine, print_lines, printable
+from egressproxy.cli.styled_lines import StyledLine, print_found, print_lines, printable
 
 #: Rates are of the last so many seconds, and the most events that are kept for them.
 WINDOW_S: Final = 10.0
@@ -130,10 +130,7 @@ def command(once: bool, interval: float, output: str, admin: AdminAddress) -> No
         reading.join(interval)
         if reading.is_alive():
             found = {**traffic.figures(monotonic()), **known}
-            if output == "json":
-                click.echo(json.dumps(found, indent=2))
-            else:
-                print_lines(_lines(found, admin, PLAIN_ROWS), sys.stdout)
+            print_found(found, output, lambda: print_lines(_lines(found, admin, PLAIN_ROWS), sys.stdout))
             return
     else:
         with suppress(KeyboardInterrupt):
