@@ -8,7 +8,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any, Final
@@ -31,6 +30,9 @@ PLAIN_ROWS: Final = 10
 #: How often the rest is asked for, in seconds.
 ASK_S: Final = 5.0
 _WIDTH: Final = 44
+
+#: A line of the access log, as /live shows it.
+Event = Mapping[str, Any]
 
 
 class Traffic:
@@ -63,25 +65,19 @@ class Traffic:
         return {
             **total, "requests": round((len(events) + lost) / span, 1), "failures": round(failed / span, 1),
             "lost": round(lost / span, 1), "p50_ms": _share(events, 0.5), "denied": denied,
-            **{
-                what: self._busiest(events, span, name)
-                for what, name in (
-                    ("destinations", lambda each: each["authority"]), ("callers", _caller),
-                    ("backends", lambda each: each["backend"]),
-                )
-            },
+            "destinations": self._busiest(events, span, lambda each: str(each["authority"])),
+            "callers": self._busiest(events, span, _caller),
+            "backends": self._busiest(events, span, lambda each: str(each["backend"])),
         }  # fmt: skip
 
-    def _busiest(
-        self, events: Sequence[Mapping[str, Any]], span: float, name: Callable[[Mapping[str, Any]], str]
-    ) -> list[dict[str, Any]]:
-        found: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    def _busiest(self, events: Sequence[Event], span: float, name: Callable[[Event], str]) -> list[dict[str, Any]]:
+        found: defaultdict[str, list[Event]] = defaultdict(list)
         for each in events:
             found[name(each)].append(each)
         busiest = sorted(found, key=lambda key: -len(found[key]))[:MAX_DENIALS]
         return [{"name": key, **self._rates(found[key], span)} for key in busiest]
 
-    def _rates(self, events: Sequence[Mapping[str, Any]], span: float) -> dict[str, Any]:
+    def _rates(self, events: Sequence[Event], span: float) -> dict[str, Any]:
         denied = sum(each["reason"] in self._denials for each in events)
         return {
             "requests": round(len(events) / span, 1), "denials": round(denied / span, 1),
@@ -89,12 +85,12 @@ class Traffic:
         }  # fmt: skip
 
 
-def _share(events: Sequence[Mapping[str, Any]], share: float) -> float | None:
+def _share(events: Sequence[Event], share: float) -> float | None:
     times = sorted(each["duration_ms"] for each in events)
     return times[min(int(len(times) * share), len(times) - 1)] if times else None
 
 
-def _caller(event: Mapping[str, Any]) -> str:
+def _caller(event: Event) -> str:
     client = event["client"]
     return caller_of({**event, "client": client.rpartition(":")[0] or client})
 
@@ -122,8 +118,7 @@ def command(once: bool, interval: float, output: str, admin: AdminAddress) -> No
     from egressproxy.gateway.exchange.error_responses import DENIALS
 
     traffic = Traffic(frozenset(reason.value for reason in DENIALS))
-    asked = partial(ask, admin)
-    known = _rest(asked)
+    known = _rest(admin)
     reading = Thread(target=_read, args=(traffic, admin), daemon=True)
     reading.start()
     if once or output == "json" or not sys.stdout.isatty():
@@ -134,17 +129,17 @@ def command(once: bool, interval: float, output: str, admin: AdminAddress) -> No
             return
     else:
         with suppress(KeyboardInterrupt):
-            _watch(traffic, reading, admin, interval, known, lambda: _rest(asked))
+            _watch(traffic, reading, admin, interval, known)
         if reading.is_alive():
             return
     click.echo("egressproxy: the gateway has ended the stream /live", err=True)
     sys.exit(2)
 
 
-def _rest(asked: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+def _rest(admin: AdminAddress) -> dict[str, Any]:
     """The summary, and the latest whole minute, or the one that goes on."""
-    minutes = asked("/history")["minutes"]
-    return {"summary": asked("/summary"), "minute": minutes[-2:][0] if minutes else None}
+    minutes = ask(admin, "/history")["minutes"]
+    return {"summary": ask(admin, "/summary"), "minute": minutes[-2:][0] if minutes else None}
 
 
 def _read(traffic: Traffic, admin: AdminAddress) -> None:
@@ -157,11 +152,8 @@ def _read(traffic: Traffic, admin: AdminAddress) -> None:
             traffic.add(event, json.loads(line[6:]), monotonic())
 
 
-def _watch(
-    traffic: Traffic, reading: Thread, admin: AdminAddress, interval: float, known: dict[str, Any],
-    rest: Callable[[], dict[str, Any]],
-) -> None:  # fmt: skip
-    """Show it until the stream ends; `rest` gives what is `known` beside it anew."""
+def _watch(traffic: Traffic, reading: Thread, admin: AdminAddress, interval: float, known: dict[str, Any]) -> None:
+    """Show it until the stream ends; what is `known` beside it is asked for anew."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -173,7 +165,7 @@ def _watch(
             now = monotonic()
             if now - asked >= ASK_S:
                 with suppress(SystemExit):  # what is printed on this screen is not seen afterwards
-                    asked, known = now, rest()
+                    asked, known = now, _rest(admin)
             rows = max((console.size.height - 10) // 4, 2)
             shown = [
                 Text.assemble(*((printable(text), style) for text, style in line), no_wrap=True, overflow="ellipsis")
