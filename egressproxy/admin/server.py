@@ -232,7 +232,7 @@ class AdminServer:
             # A page cannot read the answer, but some questions do something (an explanation asks name servers).
             raise ApiError(403, "Forbidden", "a page of another site may not ask; type the address yourself")
         if self._is_full and path not in OPEN:
-            await self._access.check_reader(request, is_loopback=self._address.is_loopback)
+            await self.check_reader(request)
         if request.method == "POST" and (handler := self._handlers.get(("POST", path))) is not None:
             return await handler(request)
         if is_read and (handler := self._handlers.get(("GET", path))) is not None:
@@ -247,6 +247,10 @@ class AdminServer:
         if not is_read:
             return read_only(f"{path} is read-only: GET or HEAD")
         raise ApiError(404, "NotFound", f"nothing is served at {path}; / lists what is")
+
+    async def check_reader(self, request: web.BaseRequest) -> None:
+        """Raises ApiError(401, 403) for a client that may not read here, or no more."""
+        await self._access.check_reader(request, is_loopback=self._address.is_loopback)
 
     def _is_our_name(self, host: str) -> bool:
         """Whether a Host is accepted: on loopback only loopback names; on a network any, as our names are unknown."""

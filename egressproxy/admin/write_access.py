@@ -60,6 +60,8 @@ def is_admin_page(request: web.BaseRequest, *, has_token: bool) -> bool:
     return site == "same-origin" and MARK in request.headers and request.content_type == "application/json"
 
 
+#: How often the right of a client that reads a stream is checked, in seconds.
+CHECK_S: Final = 15.0
 #: Shorter ones can be guessed.
 MIN_TOKEN: Final = 16
 
