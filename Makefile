@@ -186,7 +186,7 @@ docs: .cache/docs-venv/.installed ## the documentation as a site in build/site, 
 
 page: $(PAGE)/dist/index.html ## the admin page (/ui) from its sources, by esbuild; needs npm
 
-$(PAGE)/dist/index.html: $(wildcard $(PAGE)/src/*) $(PAGE)/build.js $(PAGE)/package-lock.json
+$(PAGE)/dist/index.html: $(wildcard $(PAGE)/src/*) $(PAGE)/package-lock.json
 	@command -v npm > /dev/null || { echo "the admin page is made by npm, which is not here (on Debian: apt-get install npm)"; exit 1; }
 	@cd $(PAGE) && npm ci --silent && npm run --silent build
 	@touch $@

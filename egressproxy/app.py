@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import faulthandler
 import logging
 import os
@@ -14,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.util import find_spec
+from ipaddress import ip_address
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.certificate import Validity
 from egressproxy.model.listening_place import place_text
 from egressproxy.net.file_lock import FileLock, memory_file
+from egressproxy.net.listening import BindError, remedy
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.net.process import close_memory
 from egressproxy.net.terminal import LOOK_S, ControllingTerminal
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from egressproxy.admin.history import History
-    from egressproxy.admin.oidc import OidcLogin
     from egressproxy.admin.server import AdminApi, AdminServer
+    from egressproxy.admin.write_access import WriteAccess
     from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.kubernetes.cluster import Cluster
     from egressproxy.processes.takeover.predecessor import Predecessor
@@ -89,13 +90,6 @@ Try it in another terminal:
 To say what may leave, write an EgressPolicy (`egressproxy schema EgressPolicy` has its fields) into a folder DIR, and
 serve it: egressproxy run --config DIR
 """
-
-#: The remedy where the address of --admin or --metrics cannot be bound.
-ADDRESS_REMEDIES = {
-    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give another port)",
-    errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give another port)",
-    errno.EADDRNOTAVAIL: " (this machine has no such address; give one that it has, or 0.0.0.0 for all of them)",
-}
 
 
 def run(options: RunOptions, first: LoaderProcess | None = None, started: Started | None = None) -> int:
@@ -163,7 +157,7 @@ class App:
         self._events = Events(self.metrics, self._objects_changed, wait_s, logs_exchanges=logs_exchanges)
         self._data_plane = _data_plane(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
-        self._login: OidcLogin | None = None
+        self._access: WriteAccess | None = None  # where there is an admin address
         self._history: History | None = None  # where there is an admin address
         self._own: dict[str, tuple[str, int]] = {}  # listening addresses by option
         self._cluster: Cluster | None = None
@@ -290,6 +284,8 @@ class App:
                 self._kill_switch.listeners.append(before.kill)
                 await self._start_own()
         except FAILURES as error:
+            if isinstance(error, BindError) and not self.options.is_configured:
+                return self._start_failed(f"{error.what}{remedy(error.number, 'another one with --port')}")
             return self._start_failed(str(error))
         self._sockets.own_paths()
         settle_heap()
@@ -359,8 +355,6 @@ class App:
                 task.cancel()
 
     def _start_failed(self, why: str) -> int:
-        if not self.options.is_configured:
-            why = why.replace("give the listener another port", "give another one with --port")
         if self.options.log_format == "json":
             log.error("%s", why)
         else:
@@ -477,11 +471,12 @@ class App:
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
-        if self.options.ui_oidc_issuer:
+        options, login = self.options, None
+        if options.ui_oidc_issuer:
             from egressproxy.admin.oidc import OidcLogin
 
-            options = self.options
-            self._login = OidcLogin(options.ui_oidc_issuer, options.ui_oidc_client_id, options.ui_oidc_allow)
+            login = OidcLogin(options.ui_oidc_issuer, options.ui_oidc_client_id, options.ui_oidc_allow)
+        self._access = WriteAccess(options.api_token_file, login)
         if self.options.admin is not None:
             from egressproxy.admin.history import History
 
@@ -490,13 +485,13 @@ class App:
         for what, place, surface in asked:
             if place is not None:
                 api = self._kubernetes_api if HAS_KUBEAPI else None
-                access = WriteAccess(self.options.api_token_file, self._login)
-                server = AdminServer(self, place[0], place[1], surface, api, access, self._sockets.bind)
+                server = AdminServer(self, place[0], place[1], surface, api, self._access, self._sockets.bind)
                 try:
                     server.bind()
                 except OSError as error:
                     why = f"cannot bind {place[0]} port {place[1]}: {error.strerror or error}"
-                    raise ConfigRefused(f"--{what}: {why}{ADDRESS_REMEDIES.get(error.errno or 0, '')}") from None
+                    do = remedy(error.errno, "another port", "name another one, or 0.0.0.0 for all")
+                    raise ConfigRefused(f"--{what}: {why}{do}") from None
                 self._servers.append(server)
                 self._own[what] = (server.host, server.port)
 
@@ -536,14 +531,13 @@ class App:
         # In a thread, beside the traffic. Most gateways are never asked, and do without its two megabytes.
         await asyncio.to_thread(import_module, "egressproxy.kubeapi.kubernetes_api")
         await self._live.show_catalogue()
-        from egressproxy.admin.write_access import WriteAccess
         from egressproxy.kubeapi.kubernetes_api import WRITE_TO_THE_CLUSTER, WRITES_ARE_OFF, KubernetesApi
         from egressproxy.kubeapi.read.events import PublishedEvents
         from egressproxy.kubeapi.service import ApiService
 
         published = self._live.published
         sources = (published, PublishedEvents(self._events, published))
-        access = WriteAccess(self.options.api_token_file, self._login) if self.options.api_writes else None
+        access = self._access if self.options.api_writes else None
         why_not = WRITE_TO_THE_CLUSTER if self._cluster is not None else WRITES_ARE_OFF
         return KubernetesApi(ApiService(self._live, sources, self._loader, self._writer), server, access, why_not)
 
@@ -575,6 +569,11 @@ class App:
                 log.info("no listener is for the socket %s any more, which is closed", unused)
         for what, (address, port) in self._own.items():
             log.info("%s on http://%s/", what, Authority(address, port))
+            if what == "admin" and not (ip_address(address).is_loopback or (self._access and self._access.needs_token)):
+                log.warning(
+                    "--admin is not on loopback, so that without --api-token-file it only answers health and /metrics:"
+                    " give one, or --admin 127.0.0.1:%d", port,
+                )  # fmt: skip
         error = why_not_uvloop()
         if error is not None and find_spec("uvloop") is not None:
             log.warning(

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from egressproxy.admin.write_access import is_loopback
+from egressproxy.admin.write_access import of_loopback
 
 MAX_CONNECTIONS: Final = 64
 #: The most connections of one peer; on loopback all clients are one peer.
@@ -142,7 +142,7 @@ class AdminConnections:
 
     def room_for(self, fresh: AdminConnection) -> Iterable[AdminConnection]:
         """The connections to close: the new one itself if even the reserve is full. Sets `is_reserve`."""
-        if not is_loopback(fresh.peer, otherwise=True):  # a socket without addresses is local
+        if fresh.peer and not of_loopback(fresh.peer):  # a socket without addresses is local
             of_peer = [each for each in self._open if each.peer == fresh.peer and not each.is_reserve]
             if len(of_peer) >= MAX_OF_PEER:
                 return self._instead(of_peer, fresh)

@@ -9,7 +9,7 @@ import heapq
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv6Address
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -17,7 +17,7 @@ from aiohttp import web
 
 from egressproxy.admin.admin_state import AdminState
 from egressproxy.admin.status import ApiError, bad_request
-from egressproxy.admin.write_access import MARK, WriteAccess, came_by_proxy, is_local
+from egressproxy.admin.write_access import MARK, WriteAccess, came_by_proxy
 from egressproxy.errors import NotAnswered
 from egressproxy.gateway.identity.killed_identities import KillChange, NotKilled
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
@@ -40,9 +40,9 @@ _SUMMED: Final = ("entries", "bytes", "hits", "purged")
 class Questions:
     """Queries the data plane, without requests to backends. Of Secrets, responses have only names."""
 
-    def __init__(self, state: AdminState, access: WriteAccess, address: IPv4Address | IPv6Address) -> None:
-        """`address` is the address of the admin server."""
-        self._address = address
+    def __init__(self, state: AdminState, access: WriteAccess, *, is_loopback: bool) -> None:
+        """`is_loopback`: the admin server has an address of loopback."""
+        self._is_loopback = is_loopback
         self._state = state
         self._access = access
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
@@ -64,7 +64,7 @@ class Questions:
             ("POST", "/cache/purge"): self._purge,
             ("GET", "/holds"): self._holds,
             ("POST", "/holds"): self._decide,
-            ("GET", "/kill-switch"): lambda _request: self._killed(None),
+            ("GET", "/kill-switch"): self._killed,
             ("POST", "/kill-switch"): self._kill,
             ("POST", "/reload"): self._reload,
         }
@@ -96,13 +96,7 @@ class Questions:
             body = await asyncio.to_thread(_latest, found, request.query.get("all") == "1")
         return _json(body)
 
-    async def _check_reader(self, request: web.BaseRequest) -> None:
-        """Raises ApiError (401, 403) for a client of the network without the token: traffic is not for everybody."""
-        if not self._address.is_loopback or came_by_proxy(request):
-            await self._access.check_token(request, "from other machines, this needs")
-
     async def _view(self, request: web.BaseRequest) -> web.StreamResponse:
-        await self._check_reader(request)
         if self._views is None:
             from egressproxy.admin.views import Views
 
@@ -115,16 +109,14 @@ class Questions:
             return _json(json.dumps(found))
 
     async def _live(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
-            raise ApiError(403, "Forbidden", "a page of another site may not ask")  # nor open it as a page
-        await self._check_reader(request)
         if self._has_ended_streams:
             raise ApiError(503, "ServiceUnavailable", "draining", retry_after_s=5)
         from egressproxy.admin.live import LiveFeed, LiveFilter
 
         if self._feed is None:
             self._feed = LiveFeed(self._state)
-        return await self._feed.serve(request, _read(LiveFilter.of, request), self._check_reader)
+        check = partial(self._access.check_reader, is_loopback=self._is_loopback)
+        return await self._feed.serve(request, _read(LiveFilter.of, request), check)
 
     def end_streams(self) -> None:
         """End the streams of /live, and refuse new ones."""
@@ -134,10 +126,9 @@ class Questions:
 
     async def _reload(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /reload: for this machine alone, and for no web page."""
-        if not (self._address.is_loopback and is_local(request)):
-            raise ApiError(403, "Forbidden", "a reload is asked for on loopback: --admin 127.0.0.1:15900")
-        if came_by_proxy(request):
-            raise ApiError(403, "Forbidden", "a reload is not asked for by way of a proxy")
+        if not self._is_loopback or came_by_proxy(request):
+            message = "a reload is asked for on loopback, and not by way of a proxy: --admin 127.0.0.1:15900"
+            raise ApiError(403, "Forbidden", message)
         if MARK not in request.headers or "Origin" in request.headers:  # a page of any site can send a plain POST
             raise ApiError(403, "Forbidden", f"a reload is asked for with the header {MARK}, and by no web page")
         why = await self._state.reload(request.query.get("acknowledge", ""))
@@ -146,11 +137,11 @@ class Questions:
         return _json(json.dumps({"reloaded": True}))
 
     async def _purge(self, request: web.BaseRequest) -> web.StreamResponse:
-        await self._check_writer(request, "a purge")
+        await self._access.check_marked(request, "a purge")
         return await self._caches(_read(CachePurge.of, request))
 
     async def _decide(self, request: web.BaseRequest) -> web.StreamResponse:
-        person = await self._check_writer(request, "an approval")
+        person = await self._access.check_marked(request, "an approval")
         decision = _read(HoldDecision.of, request)
         if person:  # nobody decides in the name of another
             decision = replace(decision, by=person)
@@ -168,8 +159,6 @@ class Questions:
         return _json(json.dumps(found))
 
     async def _may_decide(self, request: web.BaseRequest) -> bool:
-        if not (self._address.is_loopback or self._access.needs_token):
-            return False
         try:
             await self._access.check(request)
         except ApiError:
@@ -178,10 +167,7 @@ class Questions:
 
     async def _held(self, decision: HoldDecision | None, page: HoldPage) -> dict[str, Any]:
         """Of all workers: this page of `holds`, how many `waiting`, `decided`, where to `continue` ("" at the end)."""
-        try:
-            answers = [json.loads(each) for each in await self._state.ask_all("holds", decision, page)]
-        except NotAnswered as error:
-            raise _not_all(error) from None
+        answers = [json.loads(each) for each in await self._state.ask_all("holds", decision, page)]
         every = sorted((hold for each in answers for hold in each["holds"]), key=_position)
         shown = every[: page.limit]
         is_last = len(shown) == len(every) and not any(each["behind"] for each in answers)
@@ -192,38 +178,23 @@ class Questions:
         return {"holds": shown, "waiting": waiting, "continue": following, "decided": decided}
 
     async def _kill(self, request: web.BaseRequest) -> web.StreamResponse:
-        await self._check_writer(request, "the kill switch")
-        try:
-            return await self._killed(_read(KillChange.of, request))
-        except ValueError as error:  # too many
-            raise bad_request(str(error)) from None
-
-    async def _killed(self, change: KillChange | None) -> web.StreamResponse:
+        await self._access.check_marked(request, "the kill switch")
+        change = _read(KillChange.of, request)
         try:
             return _json(await self._state.kill_switch(change))
-        except NotAnswered as error:
-            raise _not_all(error) from None
+        except ValueError as error:  # too many
+            raise bad_request(str(error)) from None
         except NotKilled as error:
             raise ApiError(404, "NotFound", str(error)) from None
         except OSError as error:
             raise ApiError(500, "InternalError", str(error)) from None
 
-    async def _check_writer(self, request: web.BaseRequest, what: str) -> str:
-        """As `WriteAccess.check`, for a program or page that says that it means it."""
-        if not (self._address.is_loopback or self._access.needs_token):
-            raise ApiError(403, "Forbidden", f"{what} is asked for on loopback, or with --api-token-file")
-        person = await self._access.check(request)
-        if MARK not in request.headers:  # a page of any site can send a plain POST
-            raise ApiError(403, "Forbidden", f"{what} is asked for with the header {MARK}, and by no web page")
-        return person
+    async def _killed(self, _request: web.BaseRequest) -> web.StreamResponse:
+        return _json(await self._state.kill_switch(None))
 
     async def _caches(self, purge: CachePurge | None) -> web.StreamResponse:
-        try:
-            async with self._slots:
-                found = await self._state.ask_all("caches", purge)
-        except NotAnswered as error:
-            raise _not_all(error) from None
-        return _json(_summed(found))
+        async with self._slots:
+            return _json(_summed(await self._state.ask_all("caches", purge)))
 
     async def _model(self, _request: web.BaseRequest) -> web.StreamResponse:
         async with self._slots:
@@ -246,10 +217,6 @@ def _read(of: Callable[[Iterable[tuple[str, str]]], _T], request: web.BaseReques
 
 def _position(hold: dict[str, Any]) -> HoldPlace:
     return hold["deadline"], hold["id"]
-
-
-def _not_all(error: NotAnswered) -> ApiError:
-    return ApiError(503, "ServiceUnavailable", f"not all workers have answered: {error}")
 
 
 def _latest(decisions: Iterable[bytes], has_all: bool) -> str:

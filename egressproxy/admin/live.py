@@ -20,6 +20,7 @@ from aiohttp import web
 
 from egressproxy.admin.admin_state import AdminState
 from egressproxy.admin.status import HEADERS, ApiError
+from egressproxy.admin.write_access import CHECK_S
 from egressproxy.model.admin_requests import read_number, read_parameters
 
 MAX_READERS: Final = 8
@@ -28,10 +29,9 @@ DEFAULT_EVENTS: Final = 200
 MAX_EVENTS: Final = 1000
 #: Bytes that may wait for one reader, beside what its socket holds.
 MAX_WAITING: Final = 512 * 1024
-#: How often workers are asked, how long nothing may be sent, and how often a reader's right is checked, in seconds.
+#: How often workers are asked, and how long nothing may be sent, in seconds.
 ASK_S: Final = 0.25
 COMMENT_S: Final = 15.0
-CHECK_S: Final = 15.0
 #: How long a reader may read nothing, in seconds.
 UNREAD_S: Final = 30.0
 #: The most lines that are read of one round of answers: 5 to 20 ms of a thread.

@@ -21,7 +21,8 @@ from egressproxy.admin.admin_state import AdminState
 from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, AdminConnections
 from egressproxy.admin.introspection import Questions
 from egressproxy.admin.status import HEADERS, ApiError, json_response, read_only, refusal
-from egressproxy.admin.write_access import WriteAccess, names_loopback
+from egressproxy.admin.write_access import WriteAccess, is_of_other_page, names_loopback
+from egressproxy.errors import NotAnswered
 from egressproxy.net.listening import bind
 
 logger = logging.getLogger(__name__)
@@ -37,10 +38,11 @@ ACCEPTED_AT_ONCE: Final = 8
 #: Connections that wait in the kernel to be accepted.
 BACKLOG: Final = 512
 ENCODED_SLASHES: Final = ("%2f", "%5c")
-#: The values of Sec-Fetch-Site for requests from another site's page (Fetch Metadata).
-OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
 #: The paths that are served even at the limit of connections.
 HEALTH: Final = frozenset({"/healthz", "/livez", "/readyz"})
+#: The paths that need no token on a network, and that a page of another site may link to: those of probes and scrapers,
+#: and the admin page, which shows nothing before its own requests have the token.
+OPEN: Final = HEALTH | {"/metrics", "/ui", "/ui/", "/ui/page.js", "/ui/page.css", "/ui/oidc"}
 
 _INDEX: Final = """egressproxy admin
 /healthz /livez             the process answers
@@ -127,7 +129,7 @@ class AdminServer:
         self._api: AdminApi | None = None
         self._making = asyncio.Lock()
         self._has_ended_watches = False
-        self._questions = Questions(state, self._access, self._address)
+        self._questions = Questions(state, self._access, is_loopback=self._address.is_loopback)
         self._handlers: dict[tuple[str, str], _Handler] = {
             ("GET", "/healthz"): self._health,
             ("GET", "/livez"): self._health,
@@ -201,6 +203,8 @@ class AdminServer:
             response = await self._answer(request, connection)
         except ApiError as error:
             response = refusal(error)
+        except NotAnswered as error:
+            response = refusal(ApiError(503, "ServiceUnavailable", f"not all workers have answered: {error}"))
         except Exception:
             logger.exception("admin: %s failed", request.path)
             response = refusal(ApiError(500, "InternalError", "a defect of the admin server; its log says more"))
@@ -218,17 +222,19 @@ class AdminServer:
             raise ApiError(503, "ServiceUnavailable", "too many connections are being answered", retry_after_s=5)
         if not self._is_our_name(_authority(request)):
             # A page whose name was rebound to our address asks with its own name (DNS rebinding).
-            return refusal(ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
+            raise ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost")
         if any(each in request.raw_path.partition("?")[0].lower() for each in ENCODED_SLASHES):
             # A proxy in front of us that judges paths may read another path than we do.
             raise ApiError(404, "NotFound", "a path has no encoded slash here")
-        if request.headers.get("Sec-Fetch-Site") in OTHER_SITES and request.headers.get("Sec-Fetch-Mode") != "navigate":
+        path, is_read = request.path, request.method in ("GET", "HEAD")
+        is_link = is_read and path in OPEN and request.headers.get("Sec-Fetch-Mode") == "navigate"
+        if not is_link and is_of_other_page(request):
             # A page cannot read the answer, but some questions do something (an explanation asks name servers).
-            return refusal(ApiError(403, "Forbidden", "a page of another site may not ask"))
-        path = request.path
+            raise ApiError(403, "Forbidden", "a page of another site may not ask; type the address yourself")
+        if self._is_full and path not in OPEN:
+            await self.check_reader(request)
         if request.method == "POST" and (handler := self._handlers.get(("POST", path))) is not None:
             return await handler(request)
-        is_read = request.method in ("GET", "HEAD")
         if is_read and (handler := self._handlers.get(("GET", path))) is not None:
             return await handler(request)
         if self._is_full and (path == "/ui" or path.startswith("/ui/")) and (is_read or path == "/ui/oidc"):
@@ -241,6 +247,10 @@ class AdminServer:
         if not is_read:
             return read_only(f"{path} is read-only: GET or HEAD")
         raise ApiError(404, "NotFound", f"nothing is served at {path}; / lists what is")
+
+    async def check_reader(self, request: web.BaseRequest) -> None:
+        """Raises ApiError(401, 403) for a client that may not read here, or no more."""
+        await self._access.check_reader(request, is_loopback=self._address.is_loopback)
 
     def _is_our_name(self, host: str) -> bool:
         """Whether a Host is accepted: on loopback only loopback names; on a network any, as our names are unknown."""

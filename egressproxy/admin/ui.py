@@ -10,7 +10,7 @@ from typing import Final
 from aiohttp import web
 
 from egressproxy.admin.status import ApiError, bad_request, json_response
-from egressproxy.admin.write_access import MARK, WriteAccess, is_admin_page
+from egressproxy.admin.write_access import WriteAccess, is_admin_page
 from egressproxy.model.encoding import json_object
 
 FOLDER: Final = Path(__file__).with_name("page") / "dist"
@@ -43,7 +43,7 @@ async def page(request: web.BaseRequest, access: WriteAccess, *, is_local: bool)
         return await page_file(request, is_open=is_local or access.needs_token)
     if request.method != "POST":
         return json_response(200, await access.login.settings())
-    if MARK not in request.headers or ("Origin" in request.headers and not is_admin_page(request, has_token=True)):
+    if not is_admin_page(request, has_token=True):
         raise ApiError(403, "Forbidden", "a login is ended by the admin page of this address alone")
     try:
         asked = json_object(await _body(request)) or {}

@@ -1,4 +1,4 @@
-"""Who may write through the API, and whether a request was made on this machine: what may be asked without a token."""
+"""Who may ask the admin API, and who may write: by token, or from this machine."""
 
 from __future__ import annotations
 
@@ -21,25 +21,21 @@ MARK: Final = "X-Egressproxy"
 _OF_PROXIES: Final = ("Via", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
 
 
-def is_loopback(address: str, *, otherwise: bool = False) -> bool:
-    """Whether this is an address of loopback; `otherwise` for text that is no address."""
+def of_loopback(address: str) -> bool:
+    """Whether this text is an address of loopback."""
     try:
         return ip_address(address).is_loopback
     except ValueError:
-        return otherwise
+        return False
 
 
 def names_loopback(host: str) -> bool:
     """Whether a Host is a name or address of loopback, with or without a port."""
     if host.startswith("["):
         name, end, rest = host[1:].partition("]")
-        return end != "" and rest[:1] in ("", ":") and is_loopback(name)
+        return end != "" and rest[:1] in ("", ":") and of_loopback(name)
     name = host.partition(":")[0]
-    return name.lower() in ("localhost", "localhost.") or is_loopback(name)
-
-
-def is_local(request: web.BaseRequest) -> bool:
-    return is_loopback(request.remote or "")
+    return name.lower() in ("localhost", "localhost.") or of_loopback(name)
 
 
 def came_by_proxy(request: web.BaseRequest) -> bool:
@@ -47,21 +43,25 @@ def came_by_proxy(request: web.BaseRequest) -> bool:
     return any(name in request.headers for name in _OF_PROXIES)
 
 
+def is_of_other_page(request: web.BaseRequest) -> bool:
+    """Whether a browser sends this for a page of another origin (Fetch Metadata, or the Origin of older browsers)."""
+    headers, host = request.headers, request.headers.get("Host", "")
+    is_ours = headers.getall("Origin", []) in ([], [f"http://{host}"], [f"https://{host}"])
+    return not is_ours or headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none")
+
+
 def is_admin_page(request: web.BaseRequest, *, has_token: bool) -> bool:
-    """Whether the page that sent this is of the address that it was sent to: the admin page, which is the only one.
+    """Whether the page of this address that sends this is the admin page.
 
     A page of another origin cannot send this header and content type without permission (CORS), which is never given.
     Browsers leave Sec-Fetch-Site out where the page came by plain HTTP from another machine: then the token decides.
     """
-    headers, host = request.headers, request.headers.get("Host", "")
-    return (
-        headers.getall("Origin") in ([f"http://{host}"], [f"https://{host}"])
-        and headers.get("Sec-Fetch-Site", "same-origin" if has_token else "") == "same-origin"
-        and MARK in headers
-        and request.content_type == "application/json"
-    )
+    site = request.headers.get("Sec-Fetch-Site", "same-origin" if has_token else "")
+    return site == "same-origin" and MARK in request.headers and request.content_type == "application/json"
 
 
+#: How often the right of a client that reads a stream is checked, in seconds.
+CHECK_S: Final = 15.0
 #: Shorter ones can be guessed.
 MIN_TOKEN: Final = 16
 
@@ -78,7 +78,9 @@ def read_token(file: Path) -> bytes:
 
 
 class WriteAccess:
-    """Clients that send the token may write; without a token file, programs of this machine that ask on loopback."""
+    """What needs the token: on a network everything, on loopback writes. Without a token file, programs of this machine
+    that ask on loopback may do both. The server has refused pages of other sites (`is_of_other_page`) before.
+    """
 
     def __init__(self, token_file: Path | None, login: OidcLogin | None = None) -> None:
         self._token_file = token_file
@@ -89,21 +91,27 @@ class WriteAccess:
         """Whether clients show a token, so that they may be on other machines."""
         return self._token_file is not None or self.login is not None
 
+    async def check_reader(self, request: web.BaseRequest, *, is_loopback: bool) -> None:
+        """Raises ApiError(401, 403) without the token, but for programs of this machine. `is_loopback`: so is the
+        address that was asked. The server calls it first, for all paths that are not open.
+        """
+        if not (is_loopback and of_loopback(request.remote or "")) or came_by_proxy(request):
+            await self._check_token(request, "from other machines, or by way of a proxy, this needs")
+
     async def check(self, request: web.BaseRequest) -> str:
-        """The person who signed in, or "", of a client that may write. Raises ApiError(401, 403) for all others."""
+        """The person who signed in, or "", of a reader that may write. Raises ApiError(401, 403) for all others."""
         if "Origin" in request.headers and not is_admin_page(request, has_token=self.needs_token):
             raise ApiError(403, "Forbidden", "a web page may not write, but for the admin page of this address")
-        if self.needs_token:
-            return await self.check_token(request, "writes need")
-        if not is_local(request):
-            raise ApiError(403, "Forbidden", "writes are for this machine alone: there is no --api-token-file")
-        if "Origin" in request.headers and not names_loopback(request.headers.get("Host", "")):
-            raise ApiError(403, "Forbidden", "a page writes by a name of this machine: http://127.0.0.1/ or localhost")
-        if came_by_proxy(request):
-            raise ApiError(403, "Forbidden", "writes by way of a proxy need --api-token-file")
-        return ""
+        return await self._check_token(request, "writes need") if self.needs_token else ""
 
-    async def check_token(self, request: web.BaseRequest, what: str) -> str:
+    async def check_marked(self, request: web.BaseRequest, what: str) -> str:
+        """As `check`, for a program or page that says that it means it: a page of any site can send a plain POST."""
+        person = await self.check(request)
+        if MARK not in request.headers:
+            raise ApiError(403, "Forbidden", f"{what} is asked for with the header {MARK}, and by no web page")
+        return person
+
+    async def _check_token(self, request: web.BaseRequest, what: str) -> str:
         """The person who signed in, or "" for the token of programs. Raises ApiError(401, 403) without either."""
         if not self.needs_token:
             raise ApiError(403, "Forbidden", f"{what} a token: start the gateway with --api-token-file FILE")
@@ -121,5 +129,6 @@ class WriteAccess:
                 if login is None:
                     raise ApiError(403, "Forbidden", str(error)) from None
         if login is None:
-            raise ApiError(401, "Unauthorized", f"{what} the token: Authorization: Bearer …")
+            message = f"{what} the token: give --api-token-file FILE, or send Authorization: Bearer TOKEN"
+            raise ApiError(401, "Unauthorized", message)
         return await login.check(token)

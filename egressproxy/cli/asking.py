@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 import click
 
@@ -15,8 +15,7 @@ from egressproxy.cli.styled_lines import printable
 from egressproxy.model.authority import Authority
 
 if TYPE_CHECKING:
-    from http.client import HTTPResponse
-    from pathlib import Path
+    from http.client import HTTPConnection, HTTPResponse
 
     from egressproxy.gateway.snapshot import Snapshot
     from egressproxy.model.secret import ConfigSource
@@ -31,76 +30,81 @@ MARKS: Final = {"Server": "egressproxy", "Content-Security-Policy": "default-src
 ASK_S: Final = 150.0
 
 
+class AdminAddress(NamedTuple):
+    """The admin address of a process, and the token of its `--api-token-file`; "" for none."""
+
+    host: str
+    port: int
+    token: str = ""
+
+    def __str__(self) -> str:
+        return str(Authority(self.host, self.port))
+
+    def connect(self, path: str, accept: str, timeout_s: float | None, method: str = "GET") -> HTTPConnection:
+        """A connection that has sent this request. Raises OSError."""
+        from http.client import HTTPConnection
+
+        fields = {"X-Egressproxy": "cli", "Accept": accept}
+        if self.token:
+            fields["Authorization"] = f"Bearer {self.token}"
+        connection = HTTPConnection(self.host, self.port, timeout=timeout_s)
+        connection.request(method, path, headers=fields)
+        return connection
+
+
 def ask(
-    admin: tuple[str, int],
+    admin: AdminAddress,
     path: str,
     pairs: Iterable[tuple[str, str]] = (),
     *,
     method: str = "GET",
     accept: str = "application/json",
     not_found: int = 2,
-    token: str = "",
     near: Callable[[], str] | None = None,
 ) -> dict[str, Any]:
-    """The JSON body of one response. `token` is that of `--api-token-file`, "" for none. Exits with 2 without a
-    response, or if refused; with `not_found` for a 404, after the lines of `near`; with 1 for a 409 (not carried out).
+    """The JSON body of one response. Exits with 2 without a response, or if refused; with `not_found` for a 404, after
+    the lines of `near`; with 1 for a 409 (not carried out).
     """
-    with _answer(admin, path, pairs, method, accept, ASK_S, {404: not_found, 409: 1}, token, near) as answer:
+    with _answer(admin, path, pairs, accept, ASK_S, method, not_found, near) as answer:
         body: dict[str, Any] = json.loads(answer.read())
     return body
 
 
-def token_of(file: Path | None) -> str:
-    """The token in the file of `--api-token-file`; "" without one. Raises click.UsageError."""
-    try:
-        return file.read_text("ascii").strip() if file is not None else ""
-    except (OSError, ValueError) as error:
-        raise click.UsageError(f"--api-token-file {file} cannot be read ({type(error).__name__})") from None
-
-
 def lines(
-    admin: tuple[str, int], path: str, pairs: Iterable[tuple[str, str]], accept: str = "application/json",
-    token: str = "",
-) -> Iterator[bytes]:  # fmt: skip
+    admin: AdminAddress, path: str, pairs: Iterable[tuple[str, str]], accept: str = "application/json"
+) -> Iterator[bytes]:
     """The lines of a streamed response, until it ends. Exits with 2 if there is no response, or it is refused."""
-    with _answer(admin, path, pairs, "GET", accept, None, {}, token) as answer:
+    with _answer(admin, path, pairs, accept, None) as answer:
         yield from answer
 
 
 @contextmanager
 def _answer(
-    admin: tuple[str, int],
+    admin: AdminAddress,
     path: str,
     pairs: Iterable[tuple[str, str]],
-    method: str,
     accept: str,
     timeout_s: float | None,
-    exits: Mapping[int, int],
-    token: str = "",
+    method: str = "GET",
+    not_found: int = 2,
     near: Callable[[], str] | None = None,
 ) -> Iterator[HTTPResponse]:
-    """The response. Exits with 2 if there is none; for a refusal with the status that `exits` has for it, or 2."""
-    from http.client import BadStatusLine, HTTPConnection, HTTPException, RemoteDisconnected
+    """The response. Exits as `ask` does without one, and for a refusal."""
+    from http.client import BadStatusLine, HTTPException, RemoteDisconnected
     from urllib.parse import urlencode
 
-    host, port = admin
-    connection = HTTPConnection(host, port, timeout=timeout_s)
     try:
-        target = f"{path}?{urlencode(list(pairs))}"
-        fields = {"X-Egressproxy": "cli", "Accept": accept}
-        if token:
-            fields["Authorization"] = f"Bearer {token}"
-        connection.request(method, target, headers=fields)
-        answer = connection.getresponse()
-        if not is_of_gateway(answer):
-            name = answer.getheader("Server", "")
-            _refuse_other(admin, f"another server of HTTP{f' ({printable(name[:80])})' if name else ''}")
-        if answer.status >= 400:
-            click.echo(f"egressproxy: {json.loads(answer.read()).get('message', answer.reason)}", err=True)
-            if answer.status == 404 and near is not None:
-                click.echo(near(), err=True)
-            sys.exit(exits.get(answer.status, 2))
-        yield answer
+        with closing(admin.connect(f"{path}?{urlencode(list(pairs))}", accept, timeout_s, method)) as connection:
+            answer = connection.getresponse()
+            if not is_of_gateway(answer):
+                name = answer.getheader("Server", "")
+                _refuse_other(admin, f"another server of HTTP{f' ({printable(name[:80])})' if name else ''}")
+            if answer.status >= 400:
+                click.echo(f"egressproxy: {json.loads(answer.read()).get('message', answer.reason)}", err=True)
+                if answer.status == 404 and near is not None:
+                    click.echo(near(), err=True)
+                sys.exit({404: not_found, 409: 1}.get(answer.status, 2))
+            yield answer
     except RemoteDisconnected:
         _refuse_other(admin, "a program that closes the connection")
     except BadStatusLine:
@@ -109,12 +113,8 @@ def _answer(
         hint = f"is egressproxy running, and not with --admin off? --admin or ${ADMIN_VARIABLE} gives its address"
         if path in ("/explain", "/dns"):
             hint += "; --config PATH answers by manifests, without a process"
-        click.echo(
-            f"egressproxy: the admin address {Authority(host, port)} does not answer: {error} ({hint})", err=True
-        )
+        click.echo(f"egressproxy: the admin address {admin} does not answer: {error} ({hint})", err=True)
         sys.exit(2)
-    finally:
-        connection.close()
 
 
 def is_of_gateway(answer: HTTPResponse) -> bool:
@@ -122,9 +122,9 @@ def is_of_gateway(answer: HTTPResponse) -> bool:
     return any(answer.getheader(name) == value for name, value in MARKS.items())
 
 
-def _refuse_other(admin: tuple[str, int], who: str) -> NoReturn:
+def _refuse_other(admin: AdminAddress, who: str) -> NoReturn:
     click.echo(
-        f"egressproxy: {Authority(*admin)} is not the admin address of a gateway: {who} answers there"
+        f"egressproxy: {admin} is not the admin address of a gateway: {who} answers there"
         f" (--admin or ${ADMIN_VARIABLE} gives the address that the gateway has logged: `admin on http://…`)",
         err=True,
     )

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from egressproxy.cli.asking import ask, token_of
-from egressproxy.cli.options import deciding_options, output_option
-from egressproxy.cli.styled_lines import printable
+from egressproxy.cli.asking import AdminAddress, ask
+from egressproxy.cli.options import asking_options, output_option
+from egressproxy.cli.styled_lines import print_found, printable
 
 if TYPE_CHECKING:
     from egressproxy.cli.ca_folder import CaFolder
@@ -101,10 +101,7 @@ def show(folder: Path, output: str) -> None:
     from egressproxy.cli.ca_folder import CaFolder
 
     found = _done(folder, lambda: CaFolder.read(folder))
-    if output == "json":
-        click.echo(json.dumps(found.values(), indent=2))
-    else:
-        _tell(found)
+    print_found(found.values(), output, lambda: _tell(found))
 
 
 @command.command("rotate", short_help="Replace a CA by a new one.")
@@ -171,7 +168,7 @@ def trust(folder: Path) -> None:
     help="Clients accept the CA only for this name and names below it; may be given again. Default: the policy's.",
 )  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the PEM there.")
-@deciding_options
+@asking_options
 def new(
     name: str,
     policy: str,
@@ -183,9 +180,8 @@ def new(
     lifetime: str | None,
     permit: tuple[str, ...],
     out: Path | None,
-    token: Path | None,
     output: str,
-    admin: tuple[str, int],
+    admin: AdminAddress,
 ) -> None:
     """Make the CA NAME, which signs the certificates that one client is shown, and print its certificate.
 
@@ -207,7 +203,7 @@ def new(
     pairs += [("permit", each) for each in permit]
     if out is not None and not out.parent.is_dir():
         raise click.UsageError(f"--out: there is no folder {out.parent}: make it first")
-    made = ask(admin, "/intercept/cas", pairs, method="POST", token=token_of(token))
+    made = ask(admin, "/intercept/cas", pairs, method="POST")
     if out is not None:
         try:
             out.write_text(made["certificate"], "ascii")
@@ -223,8 +219,8 @@ def new(
 
 @command.command("list", short_help="Show the CAs of clients in a running gateway.")
 @click.option("--policy", default="", metavar="NS/NAME", help="Those of one EgressPolicy. Default: of all.")
-@deciding_options
-def list_issued(policy: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def list_issued(policy: str, output: str, admin: AdminAddress) -> None:
     """Print the CAs that `ca new` has made: name, policy, state, end, client and fingerprint.
 
     \b
@@ -234,19 +230,16 @@ def list_issued(policy: str, token: Path | None, output: str, admin: tuple[str, 
 
     Exit status: 0, or 2 for wrong usage, no response or a refusal.
     """
-    found = ask(admin, "/intercept/cas", [("policy", policy)] if policy else [], token=token_of(token))
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    else:
-        _tell_issued(found["cas"])
+    found = ask(admin, "/intercept/cas", [("policy", policy)] if policy else [])
+    print_found(found, output, lambda: _tell_issued(found["cas"]))
 
 
 @command.command("revoke", short_help="Withdraw the CA of a client in a running gateway.")
 @click.argument("name")
 @click.option("--policy", required=True, metavar="NS/NAME", help="The EgressPolicy that the CA is for.")
 @click.option("--forget", is_flag=True, help="Forget the CA, too: its client gets the policy's other CA, or none.")
-@deciding_options
-def revoke(name: str, policy: str, *, forget: bool, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def revoke(name: str, policy: str, *, forget: bool, output: str, admin: AdminAddress) -> None:
     """Withdraw the CA NAME at once: its key is deleted, and the intercepted connections of its client are closed.
 
     From then on tunnels of its client to intercepted hosts are refused, until it has another CA or --forget is given.
@@ -259,11 +252,8 @@ def revoke(name: str, policy: str, *, forget: bool, token: Path | None, output: 
     Exit status: 0 done in every worker, 1 there is no such CA, 2 wrong usage, no response or a refusal.
     """
     pairs = [("policy", policy), ("forget" if forget else "revoke", name)]
-    found = ask(admin, "/intercept/cas", pairs, method="POST", not_found=1, token=token_of(token))
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    else:
-        click.echo("done in every worker")
+    found = ask(admin, "/intercept/cas", pairs, method="POST", not_found=1)
+    print_found(found, output, lambda: click.echo("done in every worker"))
 
 
 def _tell_issued(cas: list[dict[str, Any]]) -> None:

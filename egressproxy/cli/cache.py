@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ask, token_of
-from egressproxy.cli.options import asking_options, deciding_options
+from egressproxy.cli.asking import AdminAddress, ask
+from egressproxy.cli.options import asking_options
 from egressproxy.cli.styled_lines import printable
 from egressproxy.cli.suggestions import ROUTES
 
@@ -29,7 +28,7 @@ def command() -> None:
 
 @command.command("show")
 @asking_options
-def show(output: str, admin: tuple[str, int]) -> None:
+def show(output: str, admin: AdminAddress) -> None:
     """Print entries, bytes and hits of each cache.
 
     \b
@@ -57,15 +56,14 @@ def show(output: str, admin: tuple[str, int]) -> None:
     help="Answers for this service account; -/- for clients without an identity.",
 )  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="Every answer.")
-@deciding_options
+@asking_options
 def purge(
     route: str,
     path: str,
     identity: str,
     everything: bool,
-    token: Path | None,
     output: str,
-    admin: tuple[str, int],
+    admin: AdminAddress,
 ) -> None:
     """Remove the answers that match all of --route, --path and --identity, or every answer with --all.
 
@@ -82,7 +80,7 @@ def purge(
     chosen = [(name, value) for name, value in (("route", route), ("path", path), ("identity", identity)) if value]
     if bool(chosen) == everything:
         raise click.UsageError("say which answers: --route, --path, --identity or several of these; or --all alone")
-    found = ask(admin, "/cache/purge", chosen or [("all", "1")], method="POST", token=token_of(token))
+    found = ask(admin, "/cache/purge", chosen or [("all", "1")], method="POST")
     _print(found, output, lambda each: f"{_counted(each['purged'])} purged, {each['entries']:,} left")
 
 

@@ -15,7 +15,7 @@ from egressproxy.cli.check import counted, examine
 from egressproxy.cli.machine_probes import CONNTRACK, FAILURE, OK, WARNING, Finding, asked, judged, tracks_connections
 from egressproxy.model.listening_place import place_text
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
-from egressproxy.net.listening import REMEDIES, bind, why_unusable
+from egressproxy.net.listening import bind, remedy, why_unusable
 from egressproxy.net.process import LEAST_BYTES, cgroup_limit, cpu_quota, memory_for_each
 from egressproxy.run_options import RunOptions
 
@@ -168,8 +168,8 @@ def _bound(what: str, address: str, port: int) -> Finding:
     try:
         bind(address, port).close()
     except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, "").strip(" ()")
-        return Finding(FAILURE, f"{what}: cannot bind {place}: {error.strerror or error}", remedy, "ports")
+        do = remedy(error.errno).strip(" ()")
+        return Finding(FAILURE, f"{what}: cannot bind {place}: {error.strerror or error}", do, "ports")
     return Finding(OK, f"{what}: {place} is free", topic="ports")
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 from time import localtime, strftime
 from typing import Any, Final
 
 import click
 
-from egressproxy.cli.asking import ask, token_of
-from egressproxy.cli.options import deciding_options
-from egressproxy.cli.styled_lines import StyledLine, print_lines
+from egressproxy.cli.asking import AdminAddress, ask
+from egressproxy.cli.options import asking_options
+from egressproxy.cli.styled_lines import StyledLine, print_found, print_lines
 
 _DIFF_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -24,8 +22,8 @@ _DIFF_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
     "--minutes", type=click.IntRange(1, 1440), default=60, show_default=True, help="Denials of so many minutes."
 )
 @click.option("--namespace", metavar="NS", default="", help="Denials of clients in this namespace alone.")
-@deciding_options
-def command(minutes: int, namespace: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def command(minutes: int, namespace: str, output: str, admin: AdminAddress) -> None:
     """Show what a running gateway has denied lately, over all workers: grouped by destination and caller, the most
     frequent first, each with why, what to do, and the change of a policy that would allow it.
 
@@ -42,12 +40,10 @@ def command(minutes: int, namespace: str, token: Path | None, output: str, admin
     Exit status: 0, or 2 for wrong usage or no response.
     """
     pairs = [("minutes", str(minutes)), *([("namespace", namespace)] if namespace else [])]
-    found = ask(admin, "/denials", pairs, token=token_of(token))
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-        return
+    found = ask(admin, "/denials", pairs)
     nothing: StyledLine = [(f"nothing was denied in the last {minutes} minutes", "")]
-    print_lines(chain.from_iterable(map(_lines, found["denials"])) if found["denials"] else [nothing], sys.stdout)
+    lines = chain.from_iterable(map(_lines, found["denials"])) if found["denials"] else [nothing]
+    print_found(found, output, lambda: print_lines(lines, sys.stdout))
 
 
 def _lines(group: Mapping[str, Any]) -> Iterator[StyledLine]:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from egressproxy.cli.asking import ask
+from egressproxy.cli.asking import AdminAddress, ask
 from egressproxy.cli.options import (
     ADMIN_DEFAULT,
     admin_option,
@@ -23,7 +23,7 @@ from egressproxy.cli.options import (
 )
 from egressproxy.cli.problems import compiled_or_exit
 from egressproxy.cli.secrets import secret_options
-from egressproxy.cli.styled_lines import print_lines
+from egressproxy.cli.styled_lines import print_found, print_lines
 from egressproxy.model.secret import SecretSource
 from egressproxy.operators.explain.outline_diff import compare, lines
 
@@ -57,7 +57,7 @@ MAX_DECISIONS = 100_000
 def command(
     paths: tuple[Path, ...],
     config: tuple[Path, ...],
-    admin: tuple[str, int] | None,
+    admin: AdminAddress | None,
     access_log: Path | None,
     bind: tuple[str, ...],
     experimental: bool,
@@ -98,16 +98,11 @@ def command(
     if access_log is not None or admin is not None:
         found |= _flips(old, new, admin, access_log)
     found["same"] = not (found["added"] or found["removed"] or found["changed"] or found.get("flips"))
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    else:
-        show(found, sys.stdout)
+    print_found(found, output, lambda: show(found, sys.stdout))
     sys.exit(0 if found["same"] else 1)
 
 
-def _flips(
-    old: ConfigIR | None, new: ConfigIR, admin: tuple[str, int] | None, access_log: Path | None
-) -> dict[str, Any]:
+def _flips(old: ConfigIR | None, new: ConfigIR, admin: AdminAddress | None, access_log: Path | None) -> dict[str, Any]:
     """The decisions that flip, and how many were made again."""
     from egressproxy.doors.products import offline
     from egressproxy.model.work import at_once
@@ -126,7 +121,7 @@ def _flips(
     return {"flips": [each.values() for each in found], "replayed": count}
 
 
-def _of_admin(admin: tuple[str, int]) -> list[RecentDecision]:
+def _of_admin(admin: AdminAddress) -> list[RecentDecision]:
     from egressproxy.gateway.exchange.recent_decisions import RecentDecision
 
     return [RecentDecision.of_admin(each) for each in ask(admin, "/decisions")["decisions"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import answer_offline, ask
+from egressproxy.cli.asking import AdminAddress, answer_offline, ask
 from egressproxy.cli.options import (
     ConfigByOption,
     asked_admin,
@@ -21,7 +20,7 @@ from egressproxy.cli.options import (
     config_option,
     output_option,
 )
-from egressproxy.cli.styled_lines import print_lines
+from egressproxy.cli.styled_lines import print_found, print_lines
 from egressproxy.cli.suggestions import BACKENDS, GATEWAYS, POLICIES
 
 Line = tuple[str, str, str]
@@ -54,7 +53,7 @@ _WIDTH = 12
 def command(
     name: str, port: int, gateway: str, policy: str, backend: str, identity: str, groups: tuple[str, ...],
     claims: tuple[str, ...], config: tuple[Path, ...],
-    admin: tuple[str, int] | None, bind: tuple[str, ...], output: str,
+    admin: AdminAddress | None, bind: tuple[str, ...], output: str,
 ) -> None:  # fmt: skip
     """Look up a name as the gateway does: what each DNS server answers and how fast, what the running process has
     cached, the names on the way (CNAME), and each address with the verdict of the address rules.
@@ -76,12 +75,8 @@ def command(
     pairs = [("name", name), ("port", str(port)), ("gateway", gateway), ("policy", policy), ("backend", backend)]
     pairs += client_pairs(identity, groups, claims)
     found = _of_files(config, bind, pairs) if config else ask(asked_admin(admin), "/dns", pairs)
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    else:
-        print_lines(
-            (((f"{label:<{_WIDTH}}", "bold"), (text, style)) for label, text, style in _lines(found)), sys.stdout
-        )
+    lines = (((f"{label:<{_WIDTH}}", "bold"), (text, style)) for label, text, style in _lines(found))
+    print_found(found, output, lambda: print_lines(lines, sys.stdout))
     sys.exit(0 if all(each["verdict"] != "refuse" for each in found["places"]) else 1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -21,7 +20,7 @@ from egressproxy.cli.options import ConfigByOption
 from egressproxy.cli.run import command as run_command
 from egressproxy.cli.run import options_of
 from egressproxy.cli.secrets import secret_options
-from egressproxy.cli.styled_lines import StyledLine, print_lines
+from egressproxy.cli.styled_lines import StyledLine, print_found, print_lines
 from egressproxy.cli.tape_options import TAPE_OPTIONS
 from egressproxy.model.secret import SecretSource
 
@@ -81,11 +80,9 @@ def command(ctx: click.Context, /, connect: str, output: str, sources: tuple[Sec
             print_lines(map(_line, found), sys.stdout)
             sys.stdout.flush()
     failures, warnings = (sum(each.level == level for each in findings) for level in (FAILURE, WARNING))
-    if output == "json":
-        values = {"ok": not failures, "findings": [each._asdict() for each in findings]}
-        click.echo(json.dumps(values, indent=2))
-    else:
-        click.echo(f"{counted(failures, 'failure')}, {counted(warnings, 'warning')}.")
+    values = {"ok": not failures, "findings": [each._asdict() for each in findings]}
+    summary = f"{counted(failures, 'failure')}, {counted(warnings, 'warning')}."
+    print_found(values, output, lambda: click.echo(summary))
     sys.exit(1 if failures else 0)
 
 

@@ -10,6 +10,7 @@ from typing import Final
 import click
 from click.core import ParameterSource
 
+from egressproxy.cli.asking import AdminAddress
 from egressproxy.cli.client_options import client_options, login_of
 from egressproxy.cli.client_settings import ClientSettings, Proxy, other_java_options, set_before
 from egressproxy.cli.options import ADMIN_DEFAULT, admin_option
@@ -77,7 +78,7 @@ def _proxy(ctx: click.Context, _param: click.Parameter, value: str | None) -> Pr
 )  # fmt: skip
 @click.pass_context
 def command(
-    ctx: click.Context, shell: str, proxy: Proxy | None, admin: tuple[str, int] | None, listener: str, *, unset: bool,
+    ctx: click.Context, shell: str, proxy: Proxy | None, admin: AdminAddress | None, listener: str, *, unset: bool,
     no_proxy: tuple[str, ...], token: str, user: str, password: str,
     base_urls: dict[str, str], ca: Path | None, bundle: Path | None,
 ) -> None:  # fmt: skip
@@ -128,11 +129,13 @@ def command(
 
 
 def _of_gateway(ctx: click.Context, listener: str) -> Proxy | None:
-    """The listener of the gateway at --admin; None if none answers. Raises click.UsageError."""
+    """The listener of the gateway at --admin; None if none answers. Raises click.UsageError, also where it refuses."""
     from egressproxy.cli.suggestions import ask_briefly
 
     found = ask_briefly(ctx, "/model")
-    if not isinstance(found, dict) or "model" not in found:  # nobody, or another program
+    if found.get("kind") == "Status":
+        raise click.UsageError(f"the gateway at --admin does not tell its listener: {found['message']}")
+    if "model" not in found:  # nobody, or another program
         if listener:
             raise click.UsageError("--listener names one of a gateway that runs, and none answers at --admin: --proxy")
         return None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
-from egressproxy.cli.asking import answer_offline, ask
+from egressproxy.cli.asking import AdminAddress, answer_offline, ask
 from egressproxy.cli.explanation import show
 from egressproxy.cli.options import (
     ConfigByOption,
@@ -23,6 +22,7 @@ from egressproxy.cli.options import (
     output_option,
 )
 from egressproxy.cli.secrets import secret_options
+from egressproxy.cli.styled_lines import print_found
 from egressproxy.cli.suggestions import GATEWAYS, listed
 from egressproxy.model.secret import ConfigSource, SecretSource
 
@@ -88,7 +88,7 @@ class _MethodFirst(ConfigByOption):
 @secret_options
 def command(
     method: str | None, url: str | None, identity: str, groups: tuple[str, ...], claims: tuple[str, ...],
-    config: tuple[Path, ...], admin: tuple[str, int] | None,
+    config: tuple[Path, ...], admin: AdminAddress | None,
     headers: tuple[str, ...], gateway: str, listener: str, key: str, request_id: str, log: IO[str] | None,
     no_dns: bool, bind: tuple[str, ...], experimental: bool, output: str, sources: tuple[SecretSource, ...],
 ) -> None:  # fmt: skip
@@ -137,16 +137,13 @@ def command(
         at = {(each["from"], each["filter"]) for each in found["approvals"]}
         waiting = ask(asked_admin(admin), "/holds")["holds"]
         found["waiting"] = [each for each in waiting if (each["from"], each["filter"]) in at]
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    else:
-        show(found, sys.stdout)
+    print_found(found, output, lambda: show(found, sys.stdout))
     sys.exit(0 if found["verdict"] == "allowed" else 1)
 
 
 def _found(
     config: tuple[ConfigSource, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]], experimental: bool,
-    admin: tuple[str, int] | None,
+    admin: AdminAddress | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The explanation by this configuration, or without one by the process at `admin`."""
     if not config:

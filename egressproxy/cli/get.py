@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from egressproxy.cli.asking import ask, lines
+from egressproxy.cli.asking import AdminAddress, ask, lines
 from egressproxy.cli.options import admin_option
 from egressproxy.cli.styled_lines import printable
 from egressproxy.cli.suggestions import TABLE, ask_briefly, offered, rows
@@ -67,7 +67,7 @@ def _suggest_namespaces(ctx: click.Context, _param: click.Parameter, incomplete:
 
 
 def _known(ctx: click.Context) -> list[ListedKind]:
-    return list(_kinds(lambda root: ask_briefly(ctx, root, _DISCOVERY) or {"items": ()}))
+    return list(_kinds(lambda root: {"items": (), **ask_briefly(ctx, root, _DISCOVERY)}))
 
 
 def _listed(ctx: click.Context, kinds: str, namespace: str) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def _listed(ctx: click.Context, kinds: str, namespace: str) -> list[dict[str, An
 @admin_option("The admin address of the process.")
 def command(
     kind: str, name: str, namespace: str, all_namespaces: bool, selector: str, output: str | None, watch: bool,
-    admin: tuple[str, int],
+    admin: AdminAddress,
 ) -> None:  # fmt: skip
     """Show the objects of a running gateway. KIND is a kind, its plural or a short name: Gateway, gateways, gw.
     Separate several with commas. Add the group if several groups have the kind: backends.gateway.networking.k8s.io;
@@ -164,7 +164,7 @@ def _chosen(asked: str, kinds: Sequence[ListedKind]) -> list[ListedKind]:
 class _Query:
     """What is asked of the API, and how it is shown. `namespace` "": all."""
 
-    admin: tuple[str, int]
+    admin: AdminAddress
     kinds: Sequence[ListedKind]
     namespace: str
     name: str

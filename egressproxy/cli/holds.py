@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ask, token_of
-from egressproxy.cli.options import deciding_options
-from egressproxy.cli.styled_lines import near_lines, printable
+from egressproxy.cli.asking import AdminAddress, ask
+from egressproxy.cli.options import asking_options
+from egressproxy.cli.styled_lines import near_lines, print_found, printable
 from egressproxy.cli.suggestions import listed
 from egressproxy.model.admin_requests import MAX_PAGE
 
@@ -38,8 +36,8 @@ def command() -> None:
     show_default=True,
     help="The largest number of requests to show.",
 )
-@deciding_options
-def list_holds(limit: int, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def list_holds(limit: int, output: str, admin: AdminAddress) -> None:
     """List requests that wait for approval, soonest expiry first: id, client, target, time left. A caller that may not
     decide sees no query and no body.
 
@@ -51,10 +49,11 @@ def list_holds(limit: int, token: Path | None, output: str, admin: tuple[str, in
 
     Exit status: 0, or 2 for wrong usage or no response.
     """
-    found = _first(limit, admin, token_of(token))
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-        return
+    found = _first(limit, admin)
+    print_found(found, output, lambda: _show(found))
+
+
+def _show(found: dict[str, Any]) -> None:
     for each in found["holds"]:
         click.echo(hold_line(each))
         for line in _content(each):
@@ -65,13 +64,13 @@ def list_holds(limit: int, token: Path | None, output: str, admin: tuple[str, in
         click.echo(f"… {found['waiting']} wait; --limit {found['waiting']} shows all of them")
 
 
-def _first(limit: int, admin: tuple[str, int], token: str) -> dict[str, Any]:
+def _first(limit: int, admin: AdminAddress) -> dict[str, Any]:
     """What /holds answers, with so many requests, of as many pages as that needs."""
     found: dict[str, Any] = {"holds": [], "continue": ""}
     while True:
         pairs = [("limit", str(min(limit - len(found["holds"]), MAX_PAGE)))]
         pairs += [("continue", found["continue"])] if found["continue"] else []
-        page = ask(admin, "/holds", pairs, token=token)
+        page = ask(admin, "/holds", pairs)
         found = {**page, "holds": [*found["holds"], *page["holds"]]}
         if not page["continue"] or len(found["holds"]) >= limit:
             return found
@@ -104,8 +103,8 @@ def _content(hold: dict[str, Any]) -> Iterator[str]:
 @click.argument("key", metavar="ID", shell_complete=_waiting)
 @click.option("--by", metavar="NAME", default="", help="Who approves, for the access log and Events.")
 @click.option("--why", metavar="TEXT", default="", help="Why, for the access log and Events.")
-@deciding_options
-def approve(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def approve(key: str, by: str, why: str, output: str, admin: AdminAddress) -> None:
     """Approve the request with this ID, and no other.
 
     \b
@@ -114,15 +113,15 @@ def approve(key: str, by: str, why: str, token: Path | None, output: str, admin:
 
     Exit status: 0 done, 1 nothing with this ID waits (any more), 2 wrong usage, no response or a refusal.
     """
-    _decide("approve", key, by, why, token, output, admin)
+    _decide("approve", key, by, why, output, admin)
 
 
 @command.command("deny", short_help="Refuse a request.")
 @click.argument("key", metavar="ID", shell_complete=_waiting)
 @click.option("--by", metavar="NAME", default="", help="Who denies, for the access log and Events.")
 @click.option("--why", metavar="TEXT", default="", help="Why, for the access log, Events and the client.")
-@deciding_options
-def deny(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def deny(key: str, by: str, why: str, output: str, admin: AdminAddress) -> None:
     """Refuse the request with this ID (403).
 
     \b
@@ -131,15 +130,15 @@ def deny(key: str, by: str, why: str, token: Path | None, output: str, admin: tu
 
     Exit status: 0 done, 1 nothing with this ID waits (any more), 2 wrong usage, no response or a refusal.
     """
-    _decide("deny", key, by, why, token, output, admin)
+    _decide("deny", key, by, why, output, admin)
 
 
-def _decide(verdict: str, key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+def _decide(verdict: str, key: str, by: str, why: str, output: str, admin: AdminAddress) -> None:
     pairs = [(verdict, key), *((name, text) for name, text in (("by", by), ("why", why)) if text)]
 
     def near() -> str:
         ids = [each["id"] for each in ask(admin, "/holds", [("limit", str(MAX_PAGE))])["holds"]]
         return near_lines(key, ids, "nothing waits", "what waits has the ids")
 
-    found = ask(admin, "/holds", pairs, method="POST", not_found=1, token=token_of(token), near=near)
-    click.echo(json.dumps(found, indent=2) if output == "json" else f"done; {found['waiting']} wait")
+    found = ask(admin, "/holds", pairs, method="POST", not_found=1, near=near)
+    print_found(found, output, lambda: click.echo(f"done; {found['waiting']} wait"))

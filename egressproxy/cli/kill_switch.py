@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ask, token_of
-from egressproxy.cli.options import asking_options, deciding_options
-from egressproxy.cli.styled_lines import near_lines, printable
+from egressproxy.cli.asking import AdminAddress, ask
+from egressproxy.cli.options import asking_options
+from egressproxy.cli.styled_lines import near_lines, print_found, printable
 from egressproxy.cli.suggestions import listed
 from egressproxy.model.encoding import rfc3339
 
@@ -29,7 +27,7 @@ def command() -> None:
 
 @command.command("list", short_help="Show blocked identities.")
 @asking_options
-def list_killed(output: str, admin: tuple[str, int]) -> None:
+def list_killed(output: str, admin: AdminAddress) -> None:
     """Print the blocked identities, with time and reason of each block.
 
     \b
@@ -39,14 +37,15 @@ def list_killed(output: str, admin: tuple[str, int]) -> None:
 
     Exit status: 0, or 2 for wrong usage or no response.
     """
-    _print(ask(admin, "/kill-switch"), output)
+    found = ask(admin, "/kill-switch")
+    print_found(found, output, lambda: _show(found))
 
 
 @command.command("kill", short_help="Block an identity.")
 @click.argument("identity")
 @click.option("--why", metavar="TEXT", default="", help="The reason, which `list` shows; clients do not see it.")
-@deciding_options
-def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def kill(identity: str, why: str, output: str, admin: AdminAddress) -> None:
     """Refuse every request of IDENTITY from now on (403), and cut its exchanges in progress, tunnels included.
 
     IDENTITY is the name in the access log (`identity`). A service account is the same client as
@@ -60,13 +59,13 @@ def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[
 
     Exit status: 0 done in every worker, 2 wrong usage, no response or a refusal.
     """
-    _change([("kill", identity), *([("why", why)] if why else [])], token, output, admin)
+    _change([("kill", identity), *([("why", why)] if why else [])], output, admin)
 
 
 @command.command("restore", short_help="Unblock an identity.")
 @click.argument("identity", shell_complete=listed("/kill-switch", "killed", "identity", "why"))
-@deciding_options
-def restore(identity: str, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def restore(identity: str, output: str, admin: AdminAddress) -> None:
     """Unblock IDENTITY. Each form of the name of a service account works.
 
     \b
@@ -76,28 +75,30 @@ def restore(identity: str, token: Path | None, output: str, admin: tuple[str, in
     Exit status: 0 done in every worker, 1 nobody is out of service under this name, 2 wrong usage, no response or a
     refusal.
     """
-    _change([("restore", identity)], token, output, admin)
+    _change([("restore", identity)], output, admin)
 
 
-def _change(pairs: list[tuple[str, str]], token: Path | None, output: str, admin: tuple[str, int]) -> None:
+def _change(pairs: list[tuple[str, str]], output: str, admin: AdminAddress) -> None:
     def near() -> str:
         killed = [each["identity"] for each in ask(admin, "/kill-switch")["killed"]]
         return near_lines(pairs[0][1], killed, "nobody is out of service", "out of service are")
 
-    found = ask(admin, "/kill-switch", pairs, method="POST", not_found=1, token=token_of(token), near=near)
-    if output == "text":
-        if pairs[0][0] == "restore":
-            click.echo("done in every worker")
-            return
-        click.echo(f"done in every worker; {found['cut']} exchange{'s were' if found['cut'] != 1 else ' was'} cut")
-        if not found["kept"]:
-            click.echo("a restart of the process ends the block, because the process has no --state-dir", err=True)
-        _say_if_unseen(pairs[0][1], admin)
-    else:
-        _print(found, output)
+    found = ask(admin, "/kill-switch", pairs, method="POST", not_found=1, near=near)
+    print_found(found, output, lambda: _say_what_was_done(pairs[0], found, admin))
 
 
-def _say_if_unseen(identity: str, admin: tuple[str, int]) -> None:
+def _say_what_was_done(change: tuple[str, str], found: dict[str, Any], admin: AdminAddress) -> None:
+    verb, identity = change
+    if verb == "restore":
+        click.echo("done in every worker")
+        return
+    click.echo(f"done in every worker; {found['cut']} exchange{'s were' if found['cut'] != 1 else ' was'} cut")
+    if not found["kept"]:
+        click.echo("a restart of the process ends the block, because the process has no --state-dir", err=True)
+    _say_if_unseen(identity, admin)
+
+
+def _say_if_unseen(identity: str, admin: AdminAddress) -> None:
     """A name that no client has had lately may be a slip, and then the client that was meant goes on."""
     from egressproxy.gateway.identity.killed_identities import KilledIdentities, KilledIdentity
     from egressproxy.model.caller_identity import CallerIdentity
@@ -113,10 +114,7 @@ def _say_if_unseen(identity: str, admin: tuple[str, int]) -> None:
         click.echo(f"{warning}\n{near_lines(identity, names, '', 'clients were')}", err=True)
 
 
-def _print(found: dict[str, Any], output: str) -> None:
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-        return
+def _show(found: dict[str, Any]) -> None:
     for each in found["killed"]:
         since = rfc3339(each["since"])
         why = f": {printable(each['why'])}" if each["why"] else ""

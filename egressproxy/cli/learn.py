@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from egressproxy.cli.asking import ask
+from egressproxy.cli.asking import AdminAddress, ask
 from egressproxy.cli.option_values import memory_size
 from egressproxy.cli.options import ADMIN_DEFAULT, admin_option, asked_admin
 
@@ -125,7 +125,7 @@ def _burst(value: str | tuple[int, float]) -> tuple[int, float]:
               help="Write into this new file. Default: standard output.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file of --output.")
 def command(
-    files: tuple[Path, ...], admin: tuple[str, int] | None, follow: bool, for_s: float | None, by: str, at_least: int,
+    files: tuple[Path, ...], admin: AdminAddress | None, follow: bool, for_s: float | None, by: str, at_least: int,
     burst: tuple[int, float], upload: int, ports: tuple[int, ...], private: bool, routed: bool, suffixes: bool,
     suffix_file: Path | None, against: Path | None, unused_s: float | None, replaces: str, output: Path | None,
     force: bool,
@@ -243,7 +243,7 @@ def _records(file: IO[bytes], seen: Observations) -> Iterator[Mapping[str, Any]]
 # --- a process --------------------------------------------------------------------------------------------------------
 
 
-def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_s: float | None) -> None:
+def _read_process(admin: AdminAddress, seen: Observations, follow: bool, for_s: float | None) -> None:
     """Take the recent decisions; with `follow` those to come, until Ctrl-C or so many seconds."""
     before: dict[str, Any] = {}
     end = time.monotonic() + for_s if for_s is not None else inf

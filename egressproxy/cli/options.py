@@ -6,12 +6,12 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
-from egressproxy.cli.asking import ADMIN, ADMIN_VARIABLE
+from egressproxy.cli.asking import ADMIN, ADMIN_VARIABLE, AdminAddress
 from egressproxy.cli.option_values import address_and_port, address_or_network
 
 #: What `click.option` returns.
@@ -20,11 +20,6 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 output_option: Decorator = click.option(
     "-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True
 )
-
-api_token_option: Decorator = click.option(
-    "--api-token-file", "token", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="The token of `run --api-token-file`, if the process has one.",
-)  # fmt: skip
 
 
 def together(*options: Decorator) -> Decorator:
@@ -78,22 +73,44 @@ def experimental_option(help_text: str = "As in `run`.") -> Decorator:
 def admin_option(
     help_text: str, default: str | None = f"{ADMIN[0]}:{ADMIN[1]}", *, may_be_off: bool = False
 ) -> Decorator:
-    """`--admin HOST:PORT`: the command gets an address and port, or None where there is no default (see `asked_admin`),
-    and for `off` where it `may_be_off`. Elsewhere `off` raises click.UsageError: who is asked must not be another
+    """`--admin HOST:PORT`: the address and port to listen on where it `may_be_off`, None for `off`.
+
+    Elsewhere it is where to ask, with `--api-token-file FILE` beside it: the command gets an AdminAddress, or None
+    where there is no default (see `asked_admin`). `off` raises click.UsageError there: who is asked must not be another
     process than was meant. $EGRESSPROXY_ADMIN is used in place of a default.
     """
-    return click.option(
+    option = click.option(
         "--admin", type=address_and_port, default=default, show_default=True, metavar="HOST:PORT", help=help_text,
         envvar=ADMIN_VARIABLE if default is not None else None, show_envvar=True,
         callback=None if may_be_off else _demanded,
     )  # fmt: skip
+    return option if may_be_off else together(_token_option, option)
 
 
-def _demanded(ctx: click.Context, param: click.Parameter, given: tuple[str, int] | None) -> tuple[str, int] | None:
+def _read_token(ctx: click.Context, _param: click.Parameter, file: Path | None) -> None:
+    if file is None:
+        return
+    try:
+        ctx.meta[_TOKEN] = file.read_text("ascii").strip()
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--api-token-file {file} cannot be read ({type(error).__name__})") from None
+
+
+#: Where the context of a command has the token.
+_TOKEN: Final = "egressproxy.api_token"  # noqa: S105 (no password)
+#: Read before --admin, which gives it to the command.
+_token_option: Decorator = click.option(
+    "--api-token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    is_eager=True, expose_value=False, callback=_read_token,
+    help="The token of `run --api-token-file`, if the process has one.",
+)  # fmt: skip
+
+
+def _demanded(ctx: click.Context, param: click.Parameter, given: tuple[str, int] | None) -> AdminAddress | None:
     source = ctx.get_parameter_source(param.name or "")
     if given is None and source is not ParameterSource.DEFAULT:
         raise _is_off(f"{ADMIN_VARIABLE}=off" if source is ParameterSource.ENVIRONMENT else "--admin off")
-    return given
+    return given and AdminAddress(*given, ctx.meta.get(_TOKEN, ""))
 
 
 def _is_off(option: str) -> click.UsageError:
@@ -102,23 +119,23 @@ def _is_off(option: str) -> click.UsageError:
     )
 
 
-def asked_admin(admin: tuple[str, int] | None) -> tuple[str, int]:
+def asked_admin(admin: AdminAddress | None, ctx: click.Context | None = None) -> AdminAddress:
     """The address to ask: that of --admin, else of $EGRESSPROXY_ADMIN, else ADMIN. Raises click.UsageError."""
-    named = os.environ.get(ADMIN_VARIABLE, "")
-    if admin is not None or not named:
-        return admin or ADMIN
-    try:
-        admin = address_and_port(named)
-    except click.BadParameter as error:
-        raise click.UsageError(f"${ADMIN_VARIABLE}: {error.message}") from None
-    if admin is None:
+    if admin is not None:
+        return admin
+    place: tuple[str, int] | None = ADMIN
+    if named := os.environ.get(ADMIN_VARIABLE, ""):
+        try:
+            place = address_and_port(named)
+        except click.BadParameter as error:
+            raise click.UsageError(f"${ADMIN_VARIABLE}: {error.message}") from None
+    if place is None:
         raise _is_off(f"{ADMIN_VARIABLE}=off")
-    return admin
+    return AdminAddress(*place, (ctx or click.get_current_context()).meta.get(_TOKEN, ""))
 
 
 #: For verbs that ask a process, or change something in it.
 asking_options: Decorator = together(output_option, admin_option("The admin address of the process."))
-deciding_options: Decorator = together(api_token_option, asking_options)
 #: What `asked_admin` takes where --admin is not given, for help texts.
 ADMIN_DEFAULT = f"${ADMIN_VARIABLE}, or {ADMIN[0]}:{ADMIN[1]}"
 #: For verbs that ask a process, or with --config what one would answer: `asked_admin` gives the address.

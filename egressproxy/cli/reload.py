@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from egressproxy.cli.asking import ask
+from egressproxy.cli.asking import AdminAddress, ask
 from egressproxy.cli.options import admin_option
 
 
@@ -15,7 +15,7 @@ from egressproxy.cli.options import admin_option
     " (`run --guarded`). The refusal contains the mark; any other configuration is still refused.",
 )  # fmt: skip
 @admin_option("The admin address of the process; it must be on loopback.")
-def command(acknowledge: str, admin: tuple[str, int]) -> None:
+def command(acknowledge: str, admin: AdminAddress) -> None:
     """Read the configuration again, as SIGHUP does, and wait for the outcome.
 
     \b

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, Final
 
 import click
 
-from egressproxy.cli.asking import Pairs, ask
+from egressproxy.cli.asking import AdminAddress, Pairs, ask
 from egressproxy.cli.denials import caller_of
 from egressproxy.cli.explanation import show
-from egressproxy.cli.styled_lines import StyledLine, print_lines, printable
+from egressproxy.cli.styled_lines import StyledLine, print_found, print_lines, printable
 from egressproxy.model.encoding import json_object, rfc3339
 
 #: What every line of the access log has, as text.
@@ -24,7 +23,7 @@ _NAMES: Final = (
 _ENDING: Final = ("status", "upstream", "route", "backend", "duration_ms", "detail", "attempts", "would_deny")
 
 
-def recorded(request_id: str, log: IO[str] | None, admin: Callable[[], tuple[str, int]]) -> dict[str, Any]:
+def recorded(request_id: str, log: IO[str] | None, admin: Callable[[], AdminAddress]) -> dict[str, Any]:
     """What is known of this request, in the words of the access log: of the log, "" for its last line, or of the
     process at `admin`. Raises click.UsageError where it is not known.
     """
@@ -79,13 +78,14 @@ def pairs_of(record: Mapping[str, Any]) -> Pairs:
 def explain_then_and_now(record: Mapping[str, Any], now: Mapping[str, Any], output: str) -> None:
     """Print what was decided then, what would be now, and whether these differ."""
     differs, why = difference(record, now)
-    if output == "json":
-        click.echo(json.dumps({"then": record, "now": now, "differs": differs, "difference": why}, indent=2))
-        return
-    print_lines(_then(record), sys.stdout)
-    show(now, sys.stdout)
-    style = "bold yellow" if differs else "bold"
-    print_lines([[("differs: " if differs else "the same: ", style), (why, "")]], sys.stdout)
+    word: tuple[str, str] = ("differs: ", "bold yellow") if differs else ("the same: ", "bold")
+
+    def as_text() -> None:
+        print_lines(_then(record), sys.stdout)
+        show(now, sys.stdout)
+        print_lines([[word, (why, "")]], sys.stdout)
+
+    print_found({"then": record, "now": now, "differs": differs, "difference": why}, output, as_text)
 
 
 def _then(record: Mapping[str, Any]) -> Iterator[StyledLine]:

@@ -194,10 +194,6 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " a socket elsewhere is refused. Default: anywhere, with --api-writes nowhere.",
 )  # fmt: skip
 @click.option(
-    "--api-token-file", "api_token_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="A file with the bearer token that writes need, and on other addresses than loopback the admin page (/ui).",
-)  # fmt: skip
-@click.option(
     "--ui-oidc-issuer",
     default="",
     metavar="URL",
@@ -350,7 +346,7 @@ def _check_state(options: RunOptions) -> None:
 
 
 def _check_writes(options: RunOptions) -> None:
-    """Raises click.UsageError for options of writes and logins that do not fit together, and for a bad token file."""
+    """Raises click.UsageError for options of writes and logins that do not fit together."""
     login = (options.ui_oidc_issuer, options.ui_oidc_client_id, options.ui_oidc_allow)
     if any(login):
         from egressproxy.admin.oidc import GROUP, is_safe
@@ -370,18 +366,9 @@ def _check_writes(options: RunOptions) -> None:
         raise click.UsageError("--api-writes needs a folder for what is written: give --state-dir")
     if options.api_writes and options.admin is None:
         raise click.UsageError("--api-writes needs the admin address: leave --admin off out")
-    if options.api_token_file is None:
-        if any(login):
-            return
-        if options.api_writes and options.admin is not None and not ip_address(options.admin[0]).is_loopback:
-            raise click.UsageError(
-                f"--api-writes on {options.admin[0]} would let the network write: give --api-token-file, or --admin on"
-                " loopback"
-            )
-        return
-    from egressproxy.admin.write_access import read_token
-
-    try:
-        read_token(options.api_token_file)
-    except ValueError as error:
-        raise click.UsageError(f"--api-token-file: {error}") from None
+    has_token = options.api_token_file is not None or any(login)
+    if options.api_writes and options.admin is not None and not (has_token or ip_address(options.admin[0]).is_loopback):
+        raise click.UsageError(
+            f"--api-writes on {options.admin[0]} would let the network write: give --api-token-file, or --admin on"
+            " loopback"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import click
@@ -23,8 +24,25 @@ def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> st
     return None if value == "-" else value
 
 
+def _token_file(_ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
+    if file is not None:
+        from egressproxy.admin.write_access import read_token
+
+        try:
+            read_token(file)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+    return file
+
+
 #: Of a process that serves, named as the fields of RunOptions.
 serving_options: Decorator = together(
+    click.option(
+        "--api-token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+        callback=_token_file,
+        help="A file with the bearer token that writes need, and on other addresses than loopback all but health,"
+        " /metrics and the files of the admin page.",
+    ),
     click.option(
         "--metrics", type=address_and_port, default="off", show_default=True, metavar="HOST:PORT",
         help="A second address that serves only /metrics, /healthz, /livez and /readyz, for scrapers and probes on the"

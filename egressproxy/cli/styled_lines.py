@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Final
 
 #: The parts of one line, each a text and its style in rich's words ("" for none).
 StyledLine = Sequence[tuple[str, str]]
+
+
+def print_found(found: object, output: str, as_text: Callable[[], None]) -> None:
+    """Print what was found by `-o`: as JSON, or by this function."""
+    if output == "json":
+        print(json.dumps(found, indent=2))
+    else:
+        as_text()
 
 
 def print_lines(lines: Iterable[StyledLine], file: IO[str]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -24,22 +25,19 @@ TABLE: Final = "application/json;as=Table;v=v1;g=meta.k8s.io"
 Suggest = Callable[[click.Context, click.Parameter, str], "list[CompletionItem[str]]"]
 
 
-def ask_briefly(ctx: click.Context, path: str, accept: str = "application/json") -> Any:
-    """The JSON body of one response of the gateway at --admin; None without one, and from another program."""
-    from http.client import HTTPConnection, HTTPException
+def ask_briefly(ctx: click.Context, path: str, accept: str = "application/json") -> dict[str, Any]:
+    """The JSON body of one response of the gateway at --admin, a Status where it refuses; {} from another program, and
+    without a response.
+    """
+    from http.client import HTTPException
 
     try:
-        host, port = asked_admin(ctx.params.get("admin"))
-        connection = HTTPConnection(host, port, timeout=TIMEOUT_S)
-        try:
-            connection.request("GET", path, headers={"X-Egressproxy": "cli", "Accept": accept})
+        with closing(asked_admin(ctx.params.get("admin"), ctx).connect(path, accept, TIMEOUT_S)) as connection:
             answer = connection.getresponse()
-            is_ours = answer.status == 200 and is_of_gateway(answer)
-            return json.loads(answer.read()) if is_ours else None
-        finally:
-            connection.close()
+            found = json.loads(answer.read()) if is_of_gateway(answer) else {}
+            return found if isinstance(found, dict) else {}
     except (click.UsageError, OSError, HTTPException, ValueError):
-        return None
+        return {}
 
 
 def offered(names: Iterable[str | tuple[str, str]], incomplete: str) -> list[CompletionItem[str]]:
@@ -58,8 +56,7 @@ def offered(names: Iterable[str | tuple[str, str]], incomplete: str) -> list[Com
 
 def rows(ctx: click.Context, path: str) -> list[dict[str, Any]]:
     """The metadata of the objects that this path of the API lists."""
-    found = ask_briefly(ctx, path, TABLE)
-    return [row["object"]["metadata"] for row in found["rows"]] if found is not None else []
+    return [row["object"]["metadata"] for row in ask_briefly(ctx, path, TABLE).get("rows", ())]
 
 
 def objects(*resources: str) -> Suggest:
@@ -82,8 +79,7 @@ def listed(path: str, member: str, name: str, *described: str) -> Suggest:
     """Offers the `name` of each entry that a path of the admin address has in `member`, with its texts `described`."""
 
     def suggest(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        found = ask_briefly(ctx, path)
-        entries = found[member] if found is not None else ()
+        entries = ask_briefly(ctx, path).get(member, ())
         return offered(((each[name], " ".join(str(each[one]) for one in described)) for each in entries), incomplete)
 
     return suggest

@@ -8,19 +8,16 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
-from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Any, Final
 
 import click
 
-from egressproxy.cli.asking import ask, lines, token_of
+from egressproxy.cli.asking import AdminAddress, ask, lines
 from egressproxy.cli.denials import caller_of, clock
-from egressproxy.cli.options import deciding_options
-from egressproxy.cli.styled_lines import StyledLine, print_lines, printable
-from egressproxy.model.authority import Authority
+from egressproxy.cli.options import asking_options
+from egressproxy.cli.styled_lines import StyledLine, print_found, print_lines, printable
 
 #: Rates are of the last so many seconds, and the most events that are kept for them.
 WINDOW_S: Final = 10.0
@@ -33,6 +30,9 @@ PLAIN_ROWS: Final = 10
 #: How often the rest is asked for, in seconds.
 ASK_S: Final = 5.0
 _WIDTH: Final = 44
+
+#: A line of the access log, as /live shows it.
+Event = Mapping[str, Any]
 
 
 class Traffic:
@@ -65,25 +65,19 @@ class Traffic:
         return {
             **total, "requests": round((len(events) + lost) / span, 1), "failures": round(failed / span, 1),
             "lost": round(lost / span, 1), "p50_ms": _share(events, 0.5), "denied": denied,
-            **{
-                what: self._busiest(events, span, name)
-                for what, name in (
-                    ("destinations", lambda each: each["authority"]), ("callers", _caller),
-                    ("backends", lambda each: each["backend"]),
-                )
-            },
+            "destinations": self._busiest(events, span, lambda each: str(each["authority"])),
+            "callers": self._busiest(events, span, _caller),
+            "backends": self._busiest(events, span, lambda each: str(each["backend"])),
         }  # fmt: skip
 
-    def _busiest(
-        self, events: Sequence[Mapping[str, Any]], span: float, name: Callable[[Mapping[str, Any]], str]
-    ) -> list[dict[str, Any]]:
-        found: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    def _busiest(self, events: Sequence[Event], span: float, name: Callable[[Event], str]) -> list[dict[str, Any]]:
+        found: defaultdict[str, list[Event]] = defaultdict(list)
         for each in events:
             found[name(each)].append(each)
         busiest = sorted(found, key=lambda key: -len(found[key]))[:MAX_DENIALS]
         return [{"name": key, **self._rates(found[key], span)} for key in busiest]
 
-    def _rates(self, events: Sequence[Mapping[str, Any]], span: float) -> dict[str, Any]:
+    def _rates(self, events: Sequence[Event], span: float) -> dict[str, Any]:
         denied = sum(each["reason"] in self._denials for each in events)
         return {
             "requests": round(len(events) / span, 1), "denials": round(denied / span, 1),
@@ -91,12 +85,12 @@ class Traffic:
         }  # fmt: skip
 
 
-def _share(events: Sequence[Mapping[str, Any]], share: float) -> float | None:
+def _share(events: Sequence[Event], share: float) -> float | None:
     times = sorted(each["duration_ms"] for each in events)
     return times[min(int(len(times) * share), len(times) - 1)] if times else None
 
 
-def _caller(event: Mapping[str, Any]) -> str:
+def _caller(event: Event) -> str:
     client = event["client"]
     return caller_of({**event, "client": client.rpartition(":")[0] or client})
 
@@ -107,8 +101,8 @@ def _caller(event: Mapping[str, Any]) -> str:
     "--interval", type=click.FloatRange(0.2, 60.0), default=2.0, show_default=True, metavar="SECONDS",
     help="How often the figures change; with --once: how long to watch.",
 )  # fmt: skip
-@deciding_options
-def command(once: bool, interval: float, token: Path | None, output: str, admin: tuple[str, int]) -> None:
+@asking_options
+def command(once: bool, interval: float, output: str, admin: AdminAddress) -> None:
     """Watch the traffic of a running gateway, over all workers: requests, denials and failures in a second, latency and
     tokens; the busiest destinations, callers and backends; and the latest denials. Rates are of the last 10 seconds,
     of requests and tunnels that have ended. Ctrl-C ends it.
@@ -124,49 +118,42 @@ def command(once: bool, interval: float, token: Path | None, output: str, admin:
     from egressproxy.gateway.exchange.error_responses import DENIALS
 
     traffic = Traffic(frozenset(reason.value for reason in DENIALS))
-    asked = partial(ask, admin, token=token_of(token))
-    known = _rest(asked)
-    reading = Thread(target=_read, args=(traffic, admin, token_of(token)), daemon=True)
+    known = _rest(admin)
+    reading = Thread(target=_read, args=(traffic, admin), daemon=True)
     reading.start()
     if once or output == "json" or not sys.stdout.isatty():
         reading.join(interval)
         if reading.is_alive():
             found = {**traffic.figures(monotonic()), **known}
-            if output == "json":
-                click.echo(json.dumps(found, indent=2))
-            else:
-                print_lines(_lines(found, admin, PLAIN_ROWS), sys.stdout)
+            print_found(found, output, lambda: print_lines(_lines(found, admin, PLAIN_ROWS), sys.stdout))
             return
     else:
         with suppress(KeyboardInterrupt):
-            _watch(traffic, reading, admin, interval, known, lambda: _rest(asked))
+            _watch(traffic, reading, admin, interval, known)
         if reading.is_alive():
             return
     click.echo("egressproxy: the gateway has ended the stream /live", err=True)
     sys.exit(2)
 
 
-def _rest(asked: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+def _rest(admin: AdminAddress) -> dict[str, Any]:
     """The summary, and the latest whole minute, or the one that goes on."""
-    minutes = asked("/history")["minutes"]
-    return {"summary": asked("/summary"), "minute": minutes[-2:][0] if minutes else None}
+    minutes = ask(admin, "/history")["minutes"]
+    return {"summary": ask(admin, "/summary"), "minute": minutes[-2:][0] if minutes else None}
 
 
-def _read(traffic: Traffic, admin: tuple[str, int], token: str) -> None:
+def _read(traffic: Traffic, admin: AdminAddress) -> None:
     """Read /live until it ends. A refusal is printed where it raises SystemExit, which ends this thread."""
     event = ""
-    for line in lines(admin, "/live", [("limit", str(LIMIT))], accept="text/event-stream", token=token):
+    for line in lines(admin, "/live", [("limit", str(LIMIT))], accept="text/event-stream"):
         if line.startswith(b"event: "):
             event = line[7:].strip().decode()
         elif line.startswith(b"data: "):
             traffic.add(event, json.loads(line[6:]), monotonic())
 
 
-def _watch(
-    traffic: Traffic, reading: Thread, admin: tuple[str, int], interval: float, known: dict[str, Any],
-    rest: Callable[[], dict[str, Any]],
-) -> None:  # fmt: skip
-    """Show it until the stream ends; `rest` gives what is `known` beside it anew."""
+def _watch(traffic: Traffic, reading: Thread, admin: AdminAddress, interval: float, known: dict[str, Any]) -> None:
+    """Show it until the stream ends; what is `known` beside it is asked for anew."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -178,7 +165,7 @@ def _watch(
             now = monotonic()
             if now - asked >= ASK_S:
                 with suppress(SystemExit):  # what is printed on this screen is not seen afterwards
-                    asked, known = now, rest()
+                    asked, known = now, _rest(admin)
             rows = max((console.size.height - 10) // 4, 2)
             shown = [
                 Text.assemble(*((printable(text), style) for text, style in line), no_wrap=True, overflow="ellipsis")
@@ -189,12 +176,12 @@ def _watch(
     reading.join(1.0)
 
 
-def _lines(found: Mapping[str, Any], admin: tuple[str, int], rows: int) -> Iterator[StyledLine]:
+def _lines(found: Mapping[str, Any], admin: AdminAddress, rows: int) -> Iterator[StyledLine]:
     """What is shown, with so many rows of each list."""
     summary, minute = found["summary"], found["minute"]
     ready = ("ready", "green") if summary["ready"] else (f"not ready: {summary['why_not_ready']}", "bold red")
     yield [
-        (f"egressproxy {summary['version']}", "bold"), (f" at {Authority(*admin)}  ", ""), ready,
+        (f"egressproxy {summary['version']}", "bold"), (f" at {admin}  ", ""), ready,
         (f"  configuration {summary['configuration']}", ""),
         ("  the latest one is rejected" if summary["is_rejected"] else "", "bold red"),
         (f"  workers {summary['workers']}  connections {summary['open_connections']}", ""),

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from time import perf_counter
+from time import monotonic, perf_counter
 from traceback import format_exception
 from typing import Any, Final, Protocol
 
@@ -19,6 +19,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.telemetry.event_aggregator import FilterStats
+from egressproxy.telemetry.log_rate import LogRate
 
 log = logging.getLogger("egressproxy.filters")
 
@@ -26,6 +27,7 @@ log = logging.getLogger("egressproxy.filters")
 SAMPLES: Final = 8
 
 _shows_all = False
+_log_rate: Final = LogRate()
 _shows: Final[ContextVar[list[str] | None]] = ContextVar("egressproxy.filters.shows_failures", default=None)
 
 
@@ -80,10 +82,16 @@ def shows_failures() -> bool:
 
 
 def show_failure(what: str, error: BaseException | None) -> None:
-    """Log a failure with its text and its traceback; without an error, what was done wrong alone."""
-    log.error("%s", what, exc_info=error)
+    """Log a failure with its text and its traceback; without an error, what was done wrong alone. Where traffic may
+    cause it, within the rate of log lines.
+    """
     if (shown := _shows.get()) is not None:
         shown.append(what if error is None else "".join(format_exception(error)).rstrip())
+    elif (left_out := _log_rate.admit(monotonic())) is None:
+        return
+    elif left_out:
+        log.error("%d earlier failures of filters were not logged here; Events and metrics count them all", left_out)
+    log.error("%s", what, exc_info=error)
 
 
 def is_traced() -> bool:

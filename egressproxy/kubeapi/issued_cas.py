@@ -14,7 +14,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from egressproxy.admin.status import ApiError, bad_request, json_response
-from egressproxy.admin.write_access import MARK, WriteAccess
+from egressproxy.admin.write_access import WriteAccess
 from egressproxy.kubeapi.service import ApiService
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused
 from egressproxy.kubeapi.write.write_queue import WriteQueue
@@ -46,9 +46,7 @@ class IssuedCas:
 
     async def answer(self, request: web.BaseRequest, access: WriteAccess) -> web.Response:
         """Raises ApiError."""
-        await access.check(request)
-        if MARK not in request.headers:  # a page of any site can send a plain POST
-            raise ApiError(403, "Forbidden", f"CAs are asked for with the header {MARK}, and by no web page")
+        await access.check_marked(request, "a CA")
         query = read_query(request)
         if self._waiting >= MAX_WAITING:
             raise ApiError(429, "TooManyRequests", f"{MAX_WAITING} others are waiting; try later", retry_after_s=1)

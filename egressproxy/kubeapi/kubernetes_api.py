@@ -10,13 +10,14 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from time import monotonic
 from typing import Any, Final
 
 from aiohttp import web
 
 from egressproxy.admin.server import AdminServer
 from egressproxy.admin.status import HEADERS, ApiError, Cause, json_response, read_only, success
-from egressproxy.admin.write_access import WriteAccess
+from egressproxy.admin.write_access import CHECK_S, WriteAccess
 from egressproxy.kubeapi import openapi, openapi_protobuf
 from egressproxy.kubeapi.issued_cas import PATH as ISSUED_CAS
 from egressproxy.kubeapi.issued_cas import IssuedCas
@@ -184,8 +185,15 @@ class KubernetesApi:
     async def _watch(self, request: web.BaseRequest, pieces: AsyncGenerator[bytes, None]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json", **HEADERS})
         await response.prepare(request)
+        checked_at = monotonic()
         async with aclosing(pieces):
             async for piece in pieces:
+                if monotonic() - checked_at >= CHECK_S:
+                    try:
+                        await self._server.check_reader(request)
+                    except ApiError:  # its token has ended
+                        break
+                    checked_at = monotonic()
                 try:
                     async with asyncio.timeout(UNREAD_S):
                         await response.write(piece)

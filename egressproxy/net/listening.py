@@ -20,10 +20,10 @@ from egressproxy.model.unix_socket import UnixSocket, is_unix, parse_unix_socket
 #: The kernel's queue of connections that wait for accept().
 BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-REMEDIES = {
-    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give the listener another port)",
-    errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give the listener another port)",
-    errno.EADDRNOTAVAIL: " (this machine has no such address: see spec.addresses of the Gateway, or --bind)",
+_REMEDIES = {
+    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give {another_port})",
+    errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give {another_port})",
+    errno.EADDRNOTAVAIL: " (this machine has no such address: {address})",
 }
 UNIX_REMEDIES = {
     errno.EADDRINUSE: " (somebody listens there, or it is no socket: end that, or write another path; another"
@@ -34,17 +34,35 @@ UNIX_REMEDIES = {
 }
 
 
-class BindError(Exception):
-    """Configured addresses cannot be bound, for these `listeners`. `places`: address and port -> a sentence why."""
+def remedy(
+    number: int | None, another_port: str = "the listener another port",
+    address: str = "see spec.addresses of the Gateway, or --bind",
+) -> str:  # fmt: skip
+    """What to do about this errno of `bind`, in brackets; "" where nothing is known. What to give says who knows the
+    option or the field.
+    """
+    return _REMEDIES.get(number or 0, "").format(another_port=another_port, address=address)
 
-    def __init__(self, message: str, listeners: str, places: Mapping[tuple[str, int], str]) -> None:
+
+class BindError(Exception):
+    """Configured addresses cannot be bound, for these `listeners`. `places`: address and port -> a sentence why. `what`
+    is the message without the remedy for errno `number`.
+    """
+
+    def __init__(
+        self, message: str, listeners: str, places: Mapping[tuple[str, int], str], what: str = "", number: int = 0
+    ) -> None:
         super().__init__(message)
         self.listeners = listeners
         self.places = dict(places)
+        self.what = what or message
+        self.number = number
 
     @classmethod
     def of(cls, errors: Sequence[BindError]) -> BindError:
         """One error that has the places of all these errors."""
+        if len(errors) == 1:
+            return errors[0]
         places = {place: why for error in errors for place, why in error.places.items()}
         return cls("\n".join(map(str, errors)), ", ".join(error.listeners for error in errors), places)
 
@@ -94,16 +112,16 @@ def why_unusable(address: str) -> str:
 
 def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindError:
     """The BindError for an `error` of `bind`, with a remedy if one is known."""
-    why = error.strerror or type(error).__name__
+    why, number = error.strerror or type(error).__name__, error.errno or 0
     if is_unix(address):
-        is_known = error.errno is not None and why == os.strerror(error.errno)  # else the text has a remedy
-        message = f"cannot bind {address}: {why}{UNIX_REMEDIES.get(error.errno or 0, '') if is_known else ''}"
+        is_known = number and why == os.strerror(number)  # else the text has a remedy
+        what, do = f"cannot bind {address}: {why}", UNIX_REMEDIES.get(number, "") if is_known else ""
     else:
-        remedy = REMEDIES.get(error.errno or 0, "")
+        what, do = f"cannot bind {address} port {port}: {why}", remedy(number)
         if is_datagram(address):
-            remedy = remedy.replace("ss -ltnp", "ss -lunp")
-        message = f"cannot bind {address} port {port}: {why}{remedy}"
-    return BindError(f"listener {listeners}: {message}", listeners, {(address, port): message})
+            do = do.replace("ss -ltnp", "ss -lunp")
+    whose = f"listener {listeners}: "
+    return BindError(f"{whose}{what}{do}", listeners, {(address, port): f"{what}{do}"}, f"{whose}{what}", number)
 
 
 class UnixListeningSocket(socket.socket):

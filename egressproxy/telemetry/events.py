@@ -21,6 +21,7 @@ from egressproxy.telemetry.event_aggregator import (
     InvolvedObject,
     Notice,
 )
+from egressproxy.telemetry.log_rate import LogRate
 from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger("egressproxy.events")
@@ -32,10 +33,6 @@ MAX_AGE_S: Final = 3600.0
 WINDOW_S: Final = 600.0
 #: The prefix of the latest message where several are counted together; that of client-go.
 COMBINED: Final = "(combined from similar events): "
-#: The burst of log lines, and the seconds after which one more is allowed.
-LINES: Final = 20
-LINE_S: Final = 1.0
-
 
 #: What one reason at one object is: regarding, related, type, reason.
 _GroupKey = tuple[InvolvedObject, InvolvedObject | None, str, str]
@@ -73,9 +70,7 @@ class Events:
         self._events: dict[int, Event] = {}  # those that happened last are at the end
         self._groups: dict[_GroupKey, dict[str, Event]] = {}  # of those that were not silent for long, by message
         self._numbers = count(1)
-        self._lines = float(LINES)
-        self._lines_at = 0.0
-        self._unlogged = 0
+        self._log_rate = LogRate()
         self.version = 0  # a new number after every change
 
     def take(self) -> None:
@@ -156,17 +151,12 @@ class Events:
         """Log a new series, and each doubling of its count, within the rate of log lines."""
         notice = event.notice
         event.log_at = notice.count * 2
-        now = self._clock()
-        self._lines = min(float(LINES), self._lines + max(0.0, now - self._lines_at) / LINE_S)
-        self._lines_at = now
-        if self._lines < 1.0:
-            self._unlogged += 1
+        left_out = self._log_rate.admit(self._clock())
+        if left_out is None:
             return
-        self._lines -= 1.0
         level = logging.WARNING if notice.severity == EventType.WARNING else logging.INFO
-        if self._unlogged:
-            log.log(level, "%d earlier events were not logged", self._unlogged)
-            self._unlogged = 0
+        if left_out:
+            log.log(level, "%d earlier events were not logged", left_out)
         times = "" if notice.count == 1 else f" ({notice.count} times)"
         fields = {"reason": notice.reason, "object": str(notice.regarding), "count": notice.count}
         log.log(

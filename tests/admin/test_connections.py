@@ -11,8 +11,7 @@ from egressproxy.admin import connections
 from egressproxy.admin.connections import AdminConnection, AdminConnections
 from egressproxy.admin.server import AdminServer
 from egressproxy.kubeapi import kubernetes_api
-from tests.admin.kit import admin_server, entries
-from tests.admin.test_server import State, ask
+from tests.admin.kit import State, admin_server, ask, entries
 from tests.support.waiting import WAIT_S
 
 GET = b"GET /apis HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -200,17 +199,3 @@ async def test_what_is_not_taken_is_bounded_over_all_readers(large: AdminServer,
     peer.writer.transport.abort()
     await until(lambda: large._connections.unsent == 0)
     assert (await ask(large, "/api/v1/configmaps")).status == 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "status"),
-    [
-        ("Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n", 403),
-        ("Sec-Fetch-Site: same-site\r\nSec-Fetch-Mode: cors\r\n", 403),
-        ("Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\n", 200),
-        ("Sec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: cors\r\n", 200),
-        ("Sec-Fetch-Site: none\r\nSec-Fetch-Mode: navigate\r\n", 200),
-    ],
-)
-async def test_a_page_of_another_site_asks_nothing(admin: AdminServer, fields: str, status: int):
-    assert (await ask(admin, "/apis", extra=fields)).status == status

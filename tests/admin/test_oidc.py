@@ -17,9 +17,8 @@ from multidict import CIMultiDict
 from egressproxy.admin.oidc import MAX_LOGINS, OidcLogin, is_safe
 from egressproxy.admin.status import ApiError
 from egressproxy.admin.write_access import WriteAccess
-from tests.admin.kit import admin_server
+from tests.admin.kit import State, admin_server, ask
 from tests.admin.test_introspection import State as AdminState
-from tests.admin.test_server import State, ask
 from tests.support.oidc_issuer import CLIENT, OidcIssuer
 from tests.support.tokens import TokenIssuer
 

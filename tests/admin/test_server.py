@@ -3,81 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from pathlib import Path
 
 import pytest
 
 from egressproxy import __version__
-from egressproxy.admin.server import AdminServer, Surface
+from egressproxy.admin.server import OPEN, AdminServer, Surface
+from egressproxy.admin.write_access import WriteAccess
 from egressproxy.kubeapi.read.discovery import AGGREGATED
-from egressproxy.kubeapi.read.objects import ObjectSource
-from egressproxy.telemetry.exposition import Exposition
-from egressproxy.telemetry.metrics import Metrics
-from tests.admin.kit import Holder, admin_server, entries
+from tests.admin.kit import Answer, State, admin_server, ask, serving
 from tests.support.waiting import WAIT_S
-
-SECRET = "{apiVersion: v1, kind: Secret, metadata: {name: key}, stringData: {token: CANARY}}"
-
-
-class State:
-    def __init__(self) -> None:
-        self.metrics = Metrics("1.2.3")
-        self.why = ""
-        self.source = Holder(entries(SECRET))
-
-    async def exposition(self, accept: str) -> tuple[bytes, str]:
-        return Exposition("1.2.3").render(self.metrics.gather(), accept=accept)
-
-    def why_not_ready(self) -> str:
-        return self.why
-
-    @property
-    def sources(self) -> Sequence[ObjectSource]:
-        return (self.source,)
-
-    async def schema(self) -> bytes:
-        raise OSError("no schema today")
-
-
-class Answer:
-    def __init__(self, raw: bytes) -> None:
-        head, _, self.body = raw.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        self.status = int(first.split(" ")[1])
-        self.fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-async def ask(
-    admin: AdminServer,
-    path: str,
-    method: str = "GET",
-    host: str = "localhost",
-    extra: str = "",
-    body: str = "",
-) -> Answer:
-    reader, writer = await asyncio.open_connection(admin.host, admin.port)
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{extra}Connection: close\r\n\r\n{body}".encode())
-    raw = await asyncio.wait_for(reader.read(), WAIT_S)
-    writer.close()
-    return Answer(raw)
-
-
-@pytest.fixture
-def state() -> State:
-    return State()
-
-
-@pytest.fixture
-async def admin(state: State) -> AsyncIterator[AdminServer]:
-    made = admin_server(state, "127.0.0.1", 0)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def test_health_is_200_and_readiness_says_what_is_missing(admin: AdminServer, state: State):
@@ -157,13 +92,86 @@ async def test_on_loopback_only_loopback_names_are_answered(admin: AdminServer, 
     assert (await ask(admin, "/healthz", host=host)).status == status
 
 
-async def test_bound_to_the_network_any_name_is_ours(state: State):
-    admin = admin_server(state, "0.0.0.0", 0)
-    await admin.start()
-    try:
-        assert (await ask(admin, "/healthz", host="egress.agents.svc")).status == 200
-    finally:
-        await admin.stop()
+TOKEN = "0123456789abcdef"
+#: What browsers say of a page that is not of this address, each in one way, old and new ones.
+OTHER_PAGES = (
+    "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n",
+    "Sec-Fetch-Site: same-site\r\nSec-Fetch-Mode: cors\r\n",
+    "Sec-Fetch-Site: something new\r\n",
+    "Origin: http://evil.example\r\n",
+    "Origin: null\r\n",
+    "Origin: http://localhost:8000\r\n",
+    "Origin: http://localhost\r\nOrigin: http://evil.example\r\n",
+    "Sec-Fetch-Site: same-origin\r\nOrigin: http://evil.example\r\n",
+)
+
+
+def routes(admin: AdminServer) -> list[tuple[str, str]]:
+    """Method and path of all that this server answers, and of some that it does not know."""
+    of_api = ("/api", "/apis", "/api/v1/secrets", "/config", "/openapi/v2", "/intercept/cas", "/ui", "/ui/page.js")
+    unknown = ("/nope", "/healthz/", "/ui/nope", "/METRICS", "//metrics")
+    writes = [("POST", "/api/v1/namespaces/a/secrets"), ("DELETE", "/api/v1/secrets"), ("POST", "/ui/oidc")]
+    return [*admin._handlers, *(("GET", path) for path in (*of_api, *unknown)), *writes]
+
+
+def test_what_a_network_sees_without_a_token_is_decided_by_name():
+    assert {
+        "/healthz", "/livez", "/readyz", "/metrics", "/ui", "/ui/", "/ui/page.js", "/ui/page.css", "/ui/oidc",
+    } == OPEN  # fmt: skip
+
+
+@pytest.mark.parametrize(("has_token", "refused"), [(False, 403), (True, 401)])
+async def test_on_a_network_every_route_but_the_open_ones_needs_the_token(
+    state: State, tmp_path: Path, has_token: bool, refused: int
+):
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    access = WriteAccess(file if has_token else None)
+    async with serving(admin_server(state, "0.0.0.0", access=access)) as admin:
+        for method, path in routes(admin):
+            for fields in ("", f"Authorization: Bearer {TOKEN[:-1]}x\r\n"):
+                answer = await ask(admin, path, method, "gateway", fields)
+                if path not in OPEN:
+                    assert answer.status == refused, (method, path)
+                    assert "--api-token-file FILE" in answer.json()["message"]
+                elif not path.startswith("/ui"):
+                    assert answer.status == 200, path
+            if has_token:
+                answer = await ask(admin, path, method, "gateway", f"Authorization: Bearer {TOKEN}\r\n")
+                assert answer.status != 401, (method, path)
+
+
+async def test_through_a_proxy_of_this_machine_every_route_needs_the_token(admin: AdminServer):
+    for method, path in routes(admin):
+        if path not in OPEN:
+            for fields in ("X-Forwarded-For: 10.0.0.9\r\n", "Via: 1.1 front\r\n", "Forwarded: for=10.0.0.9\r\n"):
+                assert (await ask(admin, path, method, extra=fields)).status == 403, (method, path)
+
+
+async def test_no_route_answers_a_name_that_was_rebound_to_this_machine(admin: AdminServer):
+    rebound = "Origin: http://evil.example:15900\r\nSec-Fetch-Site: same-origin\r\nX-Egressproxy: page\r\n"
+    for method, path in routes(admin):
+        for fields in ("", rebound, "Sec-Fetch-Mode: navigate\r\n"):
+            answer = await ask(admin, path, method, "evil.example:15900", fields)
+            assert (answer.status, "this Host is not served" in answer.json()["message"]) == (403, True), (method, path)
+
+
+async def test_no_route_answers_a_page_of_another_site(admin: AdminServer):
+    for method, path in routes(admin):
+        for fields in OTHER_PAGES:
+            assert (await ask(admin, path, method, extra=fields)).status == 403, (method, path, fields)
+
+
+async def test_another_site_may_link_to_the_page_and_to_metrics_alone(admin: AdminServer):
+    link = "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\n"
+    for method, path in routes(admin):
+        may = path in OPEN and method == "GET"
+        assert ((await ask(admin, path, method, extra=link)).status != 403) is may, (method, path)
+
+
+async def test_the_page_of_this_address_and_an_address_that_is_typed_are_answered(admin: AdminServer):
+    for fields in ("Sec-Fetch-Site: none\r\n", "Sec-Fetch-Site: same-origin\r\n", "Origin: http://localhost\r\n"):
+        assert (await ask(admin, "/apis", extra=fields)).status == 200
 
 
 async def test_answers_cannot_be_framed_sniffed_or_cached(admin: AdminServer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from egressproxy.admin import ui
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.write_access import WriteAccess
-from tests.admin.kit import admin_server
-from tests.admin.test_server import State, ask
+from tests.admin.kit import State, admin_server, ask
 
 
 @pytest.fixture
@@ -21,14 +19,6 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(f"<{name}>")
     monkeypatch.setattr(ui, "FOLDER", tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-async def admin() -> AsyncIterator[AdminServer]:
-    made = admin_server(State())
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def test_every_file_has_its_type_and_may_load_nothing_from_elsewhere(bundle: Path, admin: AdminServer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,8 @@ import pytest
 from egressproxy.admin import views
 from egressproxy.admin.server import AdminServer
 from egressproxy.model.certificate import CertificateUse, Validity
-from tests.admin.kit import admin_server
-from tests.admin.test_server import State as PlainState
-from tests.admin.test_server import ask
+from tests.admin.kit import State as PlainState
+from tests.admin.kit import ask
 
 
 def group(client: str = "10.0.0.1", **values: Any) -> dict[str, Any]:
@@ -67,14 +66,6 @@ class State(PlainState):
 @pytest.fixture
 async def state() -> State:
     return State()
-
-
-@pytest.fixture
-async def admin(state: State) -> AsyncIterator[AdminServer]:
-    made = admin_server(state, "127.0.0.1", 0)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def test_denials_of_all_workers_are_one_with_a_change_for_each(admin: AdminServer, state: State):

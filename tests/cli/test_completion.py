@@ -33,7 +33,7 @@ def values(line: str) -> list[str]:
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """What a gateway answers by path; nothing else."""
     found: dict[str, object] = {}
-    monkeypatch.setattr(suggestions, "ask_briefly", lambda _ctx, path, _accept="": found.get(path))
+    monkeypatch.setattr(suggestions, "ask_briefly", lambda _ctx, path, _accept="": found.get(path, {}))
     return found
 
 

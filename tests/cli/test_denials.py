@@ -22,7 +22,7 @@ CHANGE = {"object": "EgressPolicy agents/p", "file": "p.yaml:3", "diff": "--- a\
 def printed(monkeypatch: pytest.MonkeyPatch, *groups: dict[str, Any], arguments: tuple[str, ...] = ()) -> str:
     asked: list[Any] = []
 
-    def ask(_admin: object, path: str, pairs: object, token: str) -> dict[str, Any]:
+    def ask(_admin: object, path: str, pairs: object) -> dict[str, Any]:
         asked.append((path, pairs))
         return {"denials": list(groups)}
 

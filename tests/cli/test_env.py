@@ -25,7 +25,7 @@ HOSTILE = "a'b \\c$(touch owned)`touch owned`;\"d"
 
 @pytest.fixture(autouse=True)
 def _no_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suggestions, "ask_briefly", lambda *_: None)
+    monkeypatch.setattr(suggestions, "ask_briefly", lambda *_: {})
 
 
 def env(*arguments: str | Path, **variables: str) -> Result:
@@ -192,7 +192,7 @@ def listener(name: str, address: str = "0.0.0.0", **more: object) -> ListenerIR:
 
 def test_the_listener_of_the_gateway_that_runs_is_the_default(monkeypatch: pytest.MonkeyPatch):
     answer = outline_of(listener("plain"))
-    monkeypatch.setattr(suggestions, "ask_briefly", lambda _ctx, path: answer if path == "/model" else None)
+    monkeypatch.setattr(suggestions, "ask_briefly", lambda _ctx, path: answer if path == "/model" else {})
     assert "export HTTPS_PROXY='http://127.0.0.1:8888'" in env().output
     assert "export HTTPS_PROXY='http://other:1'" in env("--proxy", "http://other:1").output
     assert "HTTPS_PROXY" not in env("--proxy", "off", "--base-url", "openai=http://127.0.0.1:1/v1").output

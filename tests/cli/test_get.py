@@ -19,8 +19,7 @@ from egressproxy.admin.status import HEADERS
 from egressproxy.cli.asking import MARKS
 from egressproxy.cli.main import main
 from egressproxy.config.reading.load import load_text
-from tests.admin.kit import Holder, admin_server, entry
-from tests.admin.test_server import State
+from tests.admin.kit import Holder, State, admin_server, entry
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S
 

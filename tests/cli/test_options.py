@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from egressproxy.cli import suggestions
+from egressproxy.cli.asking import ADMIN_VARIABLE, AdminAddress
 from egressproxy.cli.main import main
 
 
@@ -133,3 +135,39 @@ def test_a_configuration_in_files_asks_nobody_whatever_the_environment_says(monk
     minimal = str(Path(__file__).resolve().parents[2] / "config" / "minimal.yaml")
     for given in (["explain", "CONNECT", "api.github.com:443", "--no-dns", "-c", minimal], ["diff", minimal, minimal]):
         assert CliRunner().invoke(main, given).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "get gw", "explain GET http://a.example/", "explain --request 1a-2", "dns a.example", "learn", "cache show",
+        "cache purge --all", "kill-switch list", "kill-switch kill bob", "holds list", "holds approve 5e1f", "ca list",
+        "denials", "top --once", "env", "diff {}", "reload",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("names", [True, False], ids=["--admin", "$EGRESSPROXY_ADMIN"])
+def test_every_verb_that_asks_a_gateway_sends_the_token(
+    verb: str, names: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = []
+
+    def connect(admin: AdminAddress, *_: object) -> HTTPConnection:
+        asked.append(admin)
+        raise OSError("nobody is there")
+
+    monkeypatch.setattr(AdminAddress, "connect", connect)
+    monkeypatch.setenv(ADMIN_VARIABLE, "10.0.0.9:15900")
+    token, manifest = tmp_path / "token", tmp_path / "empty.yaml"
+    token.write_text("0123456789abcdef\n")
+    manifest.write_text("")
+    # In any order: the option of the token is read first.
+    admin = ["--admin", "10.0.0.5:15900"] if names else []
+    CliRunner().invoke(main, [*verb.format(manifest).split(), *admin, "--api-token-file", str(token)])
+    assert set(asked) == {AdminAddress("10.0.0.5" if names else "10.0.0.9", 15900, "0123456789abcdef")}
+
+
+def test_a_gateway_that_refuses_has_no_listener_that_is_guessed(monkeypatch: pytest.MonkeyPatch):
+    refused = {"kind": "Status", "code": 401, "message": "this needs the token: give --api-token-file FILE"}
+    monkeypatch.setattr(suggestions, "ask_briefly", lambda *_: refused)
+    shown = CliRunner().invoke(main, ["env"])
+    assert (shown.exit_code, "give --api-token-file FILE" in shown.output) == (2, True)

@@ -71,7 +71,7 @@ def stream(hold: bool) -> Any:
 
 def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str, hold: bool = True) -> Any:
     answers = {"/summary": SUMMARY, "/history": {"minutes": [{"tokens": 1200, "cost": 0.5}, {"tokens": 0}]}}
-    monkeypatch.setattr(top, "ask", lambda _admin, path, token: answers[path])
+    monkeypatch.setattr(top, "ask", lambda _admin, path: answers[path])
     monkeypatch.setattr(top, "lines", stream(hold))
     return CliRunner().invoke(main, ["top", "--interval", "0.2", *arguments])
 

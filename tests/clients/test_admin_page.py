@@ -189,7 +189,7 @@ async def test_a_page_of_another_address_changes_nothing(gateway: World, browser
     await browser.run(
         f"document.body.innerHTML = `<form method=POST action='{kill}'></form>`; document.forms[0].submit()"
     )
-    await browser.shows("a web page may not write")
+    await browser.shows("a page of another site may not ask")
     assert gateway.read("/kill-switch")["killed"] == []  # type: ignore[index]
     browser.errors.clear()
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from egressproxy.filters import filter_trace
 from egressproxy.filters.base import Filter, Phase, Rejected
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
+from egressproxy.telemetry.log_rate import LINES, LogRate
 from tests.filters.test_error_budget import BODIES, Failing, Place
 
 NAME = "egress_filter_duration_seconds"
@@ -114,3 +116,20 @@ async def test_nothing_is_logged_nor_wrapped_otherwise(caplog: pytest.LogCapture
     assert not caplog.messages
     assert place.chain.request_headers is not None
     assert place.chain.request_headers[0].call == made.request_headers
+
+
+def test_failures_that_are_shown_have_a_bound_and_the_rest_is_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    now = 1000.0
+    monkeypatch.setattr(filter_trace, "monotonic", lambda: now)
+    monkeypatch.setattr(filter_trace, "_log_rate", LogRate())
+    for _ in range(LINES + 5):
+        filter_trace.show_failure("filter a: KeyError", KeyError("text"))
+    now += 1.0
+    filter_trace.show_failure("filter a: KeyError", None)
+    assert len(caplog.records) == LINES + 2
+    assert caplog.messages[-2].startswith("5 earlier failures of filters were not logged")
+    with filter_trace.failures_shown() as shown:  # a test sees all
+        filter_trace.show_failure("filter a: KeyError", None)
+    assert (len(shown), len(caplog.records)) == (1, LINES + 3)

@@ -9,12 +9,14 @@ import pytest
 
 from egressproxy.model.unix_socket import UnixSocket
 from egressproxy.net.listening import (
+    BindError,
     UnixListeningSocket,
     accepting_unix,
     bind,
     bind_error,
     bind_unix,
     is_inside,
+    remedy,
     why_unusable,
 )
 
@@ -210,3 +212,14 @@ def test_a_folder_is_known_behind_links(tmp_path: Path):
     }.items():  # fmt: skip
         assert is_inside(UnixSocket(str(path)), (inside,)) is is_so, path
     assert not is_inside(UnixSocket("/a.sock"), ())
+
+
+def test_a_remedy_is_beside_what_happened_and_says_what_can_be_given():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use") as raised:
+        bind("127.0.0.1", taken.getsockname()[1])
+    error = bind_error("a/g/http", "127.0.0.1", 1, raised.value)
+    assert str(error) == f"{error.what}{remedy(error.number)}"
+    assert str(error).endswith("(`ss -ltnp` shows who has it: end that, or give the listener another port)")
+    assert remedy(error.number, "another one with --port").endswith("end that, or give another one with --port)")
+    assert remedy(0) == remedy(None) == ""
+    assert str(BindError.of([error])) == str(error)

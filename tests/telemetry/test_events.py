@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from egressproxy.telemetry.event_aggregator import MAX_SIMILAR, EventType, InvolvedObject, Notice
-from egressproxy.telemetry.events import COMBINED, LINES, MAX_AGE_S, MAX_EVENTS, WINDOW_S, Events
+from egressproxy.telemetry.events import COMBINED, MAX_AGE_S, MAX_EVENTS, WINDOW_S, Events
+from egressproxy.telemetry.log_rate import LINES
 from egressproxy.telemetry.metrics import Metrics
 
 GATEWAY = InvolvedObject("Gateway", "agents", "gw")

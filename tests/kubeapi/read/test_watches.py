@@ -7,15 +7,17 @@ import dataclasses
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from egressproxy.admin.server import AdminServer
+from egressproxy.admin.write_access import WriteAccess
+from egressproxy.kubeapi import kubernetes_api
 from egressproxy.kubeapi.read import watches
 from egressproxy.model.published_object import PublishedObject
-from tests.admin.kit import Holder, admin_server, entries
-from tests.admin.test_server import State, ask
+from tests.admin.kit import Holder, State, admin_server, ask, entries, serving
 from tests.support.waiting import WAIT_S
 
 TEXT = """
@@ -40,9 +42,9 @@ class Gateway:
         return str((await ask(self.admin, MAPS)).json()["metadata"]["resourceVersion"])
 
     @asynccontextmanager
-    async def watch(self, query: str, path: str = MAPS) -> AsyncIterator[Watcher]:
+    async def watch(self, query: str, path: str = MAPS, fields: str = "") -> AsyncIterator[Watcher]:
         reader, writer = await asyncio.open_connection(self.admin.host, self.admin.port)
-        writer.write(f"GET {path}?watch=true&{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        writer.write(f"GET {path}?watch=true&{query} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode())
         head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)).decode()
         try:
             yield Watcher(head, reader)
@@ -204,3 +206,20 @@ async def test_watches_end_when_the_gateway_drains(gateway: Gateway):
     async with gateway.watch(f"resourceVersion={await gateway.version()}") as watcher:
         gateway.admin.end_watches()
         assert await watcher.event() is None
+
+
+async def test_a_watch_of_the_network_ends_with_the_token_of_its_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kubernetes_api, "CHECK_S", 0.0)
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef")
+    state = State()
+    state.source = Holder([A])
+    async with serving(admin_server(state, "0.0.0.0", access=WriteAccess(file))) as admin:
+        gateway = Gateway(admin, state.source)
+        async with gateway.watch("resourceVersion=0", fields="Authorization: Bearer 0123456789abcdef\r\n") as watcher:
+            assert await watcher.told() == ("ADDED", "a")
+            file.write_text("fedcba9876543210")
+            gateway.put(A, B)
+            assert await watcher.event() is None

@@ -14,8 +14,7 @@ from egressproxy.admin.write_access import WriteAccess
 from egressproxy.kubeapi import kubernetes_api
 from egressproxy.kubeapi.write import http_request
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
-from tests.admin.kit import admin_server, entries
-from tests.admin.test_server import Answer, State
+from tests.admin.kit import Answer, State, admin_server, entries
 from tests.support.waiting import WAIT_S
 
 MAP = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}"

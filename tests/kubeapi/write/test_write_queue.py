@@ -11,8 +11,7 @@ from egressproxy.kubeapi.read.objects import Objects
 from egressproxy.kubeapi.write import write_queue
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
 from egressproxy.kubeapi.write.write_queue import WriteQueue
-from tests.admin.kit import Holder, entries
-from tests.admin.test_server import State
+from tests.admin.kit import Holder, State, entries
 
 
 def write(name: str = "", verb: Verb = Verb.CREATE, body: bytes = b"{}") -> Write:

@@ -1,5 +1,5 @@
 // Requests to the gateway, and what the page knows of it. Paths are relative, since a proxy in front may add a prefix.
-import { useEffect, useReducer, useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 const KEY = "egressproxy-token";
 const TIMEOUT_MS = 20_000;
@@ -14,18 +14,15 @@ try {
 
 /** `problem`: why the gateway cannot be asked, or "". `asksToken`: it has refused a request without the right token. */
 export const gateway = { problem: "", asksToken: false, token: store?.getItem(KEY) || "" };
-const watchers = new Set();
+let draw = () => {};
+
+/** Calls `again` whenever that changes. */
+export const onChange = (again) => (draw = again);
 
 function know(change) {
   if (Object.keys(change).every((name) => gateway[name] === change[name])) return;
   Object.assign(gateway, change);
-  for (const each of watchers) each();
-}
-
-export function useGateway() {
-  const [, again] = useReducer((count) => count + 1, 0);
-  useEffect(() => (watchers.add(again), () => watchers.delete(again)), []);
-  return gateway;
+  draw();
 }
 
 /** The token stays in this tab, and is sent as a bearer token alone. "" forgets it. */
@@ -51,11 +48,7 @@ export async function request(path, options = {}) {
   }
   know({ problem: "" });
   if (response.ok) return response;
-  const text = await response.text();
-  let message = text;
-  try {
-    message = JSON.parse(text).message || text;
-  } catch {}
+  const { message } = await response.json().catch(() => ({})); // a proxy in front answers otherwise
   if (response.status === 401 && token === gateway.token) know({ asksToken: true });
   throw refused(response.status, message || `status ${response.status}`);
 }
@@ -74,7 +67,6 @@ export const query = (values) => new URLSearchParams(Object.entries(values).filt
 export function usePolled(path, seconds = 10) {
   const [state, set] = useState({});
   const ask = useRef();
-  const { token } = useGateway();
   useEffect(() => {
     let timer, stopped = false;
     ask.current = async () => {
@@ -98,7 +90,7 @@ export function usePolled(path, seconds = 10) {
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", seen);
     };
-  }, [path, seconds, token]);
+  }, [path, seconds, gateway.token]);
   return { ...state, again: () => ask.current() };
 }
 
@@ -106,8 +98,7 @@ export function usePolled(path, seconds = 10) {
 export async function follow(path, signal, got, told) {
   while (!signal.aborted) {
     const cut = new AbortController();
-    const stop = () => cut.abort();
-    signal.addEventListener("abort", stop);
+    const stop = (signal.onabort = () => cut.abort());
     let timer;
     const heard = () => {
       clearTimeout(timer);
@@ -137,7 +128,6 @@ export async function follow(path, signal, got, told) {
       if (!signal.aborted) told(`${error.status ? error.message : "The stream has broken off"}: trying again …`);
     } finally {
       clearTimeout(timer);
-      signal.removeEventListener("abort", stop);
     }
     await new Promise((done) => setTimeout(done, RETRY_MS));
   }

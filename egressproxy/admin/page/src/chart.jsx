@@ -1,5 +1,4 @@
 // A picture of minutes.
-import { h } from "preact";
 import { useState } from "preact/hooks";
 import { number, time } from "./parts.jsx";
 

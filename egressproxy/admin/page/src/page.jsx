@@ -1,7 +1,7 @@
 // The admin page: a frame with the view that the fragment of the address names, such as #/denials.
-import { Fragment, h, render } from "preact";
+import { render } from "preact";
 import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
-import { RETRY_MS, read, request, useGateway, keepToken } from "./api.js";
+import { RETRY_MS, gateway, keepToken, onChange, read, request } from "./api.js";
 import { begin, end } from "./login.js";
 import { Backends, Certificates, Configuration, Explain, Holds, Limits, Routes } from "./state.jsx";
 import { Denials, Hour, Live } from "./traffic.jsx";
@@ -28,7 +28,7 @@ function here() {
 function Page({ refusal }) {
   const [place, go] = useState(here);
   const main = useRef();
-  const { problem, asksToken, token } = useGateway();
+  const { problem, asksToken, token } = gateway;
   const { view: [name, title, View], params, at } = place;
   useEffect(() => {
     const moved = () => {
@@ -92,4 +92,6 @@ function SignIn({ isRefused }) {
 }
 
 const refusal = await end().catch((error) => error.message);
-render(<Page refusal={refusal} />, document.getElementById("page"));
+const draw = () => render(<Page refusal={refusal} />, document.getElementById("page"));
+onChange(draw);
+draw();

@@ -1,6 +1,7 @@
 // What several views are made of. Texts of requests come from strangers: they are text nodes, never markup.
-import { Fragment, h } from "preact";
+import { Fragment } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { usePolled } from "./api.js";
 
 const PAGE = 100;
 const DOUBLE_CLICK_MS = 400;
@@ -36,6 +37,11 @@ export function Loaded({ of, children }) {
     </>
   );
 }
+
+/** A table of the member `of` of what `path` answers. */
+export const Listed = ({ path, seconds, of, ...table }) => (
+  <Loaded of={usePolled(path, seconds)}>{(found) => <Table rows={found[of]} {...table} />}</Loaded>
+);
 
 /**
  * A table in pages of 100 rows. `columns`: [title, (row) => cell, class]. `detail`: (row) => what a press on the first

@@ -1,8 +1,7 @@
 // What the gateway has in service, what waits, and what would become of a request.
-import { Fragment, h } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { change, query, read, useGateway, usePolled } from "./api.js";
-import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, verdict, who } from "./parts.jsx";
+import { change, gateway, query, read, usePolled } from "./api.js";
+import { Act, Diff, Facts, Field, Listed, Loaded, Table, Word, moment, number, shown, verdict, who } from "./parts.jsx";
 
 const TABLE = { headers: { Accept: "application/json;as=Table;v=v1;g=meta.k8s.io" } };
 const GATEWAY_API = "apis/gateway.networking.k8s.io/v1";
@@ -17,7 +16,6 @@ export function Routes() {
   const [path, choose] = useState(KINDS[0][1]);
   const [found, set] = useState({});
   const [count, again] = useState(0);
-  const { token } = useGateway();
   useEffect(() => {
     const stop = new AbortController();
     set({});
@@ -37,7 +35,7 @@ export function Routes() {
       }
     })();
     return () => stop.abort();
-  }, [path, count, token]);
+  }, [path, count, gateway.token]);
   return (
     <>
       <p class="tools">
@@ -109,42 +107,34 @@ function health(hosts) {
   return <Word is={good === hosts.length ? "good" : "bad"}>{good} of {hosts.length}</Word>;
 }
 
-export function Backends() {
-  return (
-    <Loaded of={usePolled("backends", 5)}>{({ backends }) => (
-      <Table
-        label="Backends" rows={backends} id={(each) => each.name} empty="No backend is in service."
-        columns={[
-          ["Backend", (each) => shown(each.name) || each.destination, "wide"],
-          ["Healthy", ({ hosts }) => health(hosts)],
-          ["Connections", (each) => `${number(each.active)} active, ${number(each.idle)} idle`],
-          ["Waiting", (each) => number(each.waiting), "number"],
-          ["Requests", (each) => number(each.requests), "number"],
-          ["Failed", (each) => number(each.failures), "number"],
-        ]}
-        detail={(each) => <Facts of={{ hosts: each.hosts, "limits reached": each.limits_reached }} />}
-      />
-    )}</Loaded>
-  );
-}
+export const Backends = () => (
+  <Listed
+    path="backends" seconds={5} of="backends" label="Backends" id={(each) => each.name} empty="No backend is in service."
+    columns={[
+      ["Backend", (each) => shown(each.name) || each.destination, "wide"],
+      ["Healthy", ({ hosts }) => health(hosts)],
+      ["Connections", (each) => `${number(each.active)} active, ${number(each.idle)} idle`],
+      ["Waiting", (each) => number(each.waiting), "number"],
+      ["Requests", (each) => number(each.requests), "number"],
+      ["Failed", (each) => number(each.failures), "number"],
+    ]}
+    detail={(each) => <Facts of={{ hosts: each.hosts, "limits reached": each.limits_reached }} />}
+  />
+);
 
-export function Limits() {
-  return (
-    <Loaded of={usePolled("limits", 5)}>{({ limits }) => (
-      <Table
-        label="Limits" rows={limits} id={(each) => [each.from, each.filter, each.name, each.gateway, each.identity, each.route].join(" ")} empty="No limit holds for a recent caller."
-        columns={[
-          ["Limit", (each) => each.allows, "wide"],
-          ["Left", (each) => <Word is={each.left > 0 ? "" : "bad"}><meter max={each.limit} value={each.left} aria-label="left" /> {number(each.left)} of {number(each.limit)}</Word>],
-          ["Resets in", (each) => each.resetSeconds == null ? "" : `${number(each.resetSeconds)} s`, "number"],
-          ["From", (each) => each.from, "wide"],
-          ["Caller", (each) => who(each) || "all", "wide"],
-        ]}
-        detail={(each) => <Facts of={each} />}
-      />
-    )}</Loaded>
-  );
-}
+export const Limits = () => (
+  <Listed
+    path="limits" seconds={5} of="limits" label="Limits" id={(each) => [each.from, each.filter, each.name, each.gateway, each.identity, each.route].join(" ")} empty="No limit holds for a recent caller."
+    columns={[
+      ["Limit", (each) => each.allows, "wide"],
+      ["Left", (each) => <Word is={each.left > 0 ? "" : "bad"}><meter max={each.limit} value={each.left} aria-label="left" /> {number(each.left)} of {number(each.limit)}</Word>],
+      ["Resets in", (each) => each.resetSeconds == null ? "" : `${number(each.resetSeconds)} s`, "number"],
+      ["From", (each) => each.from, "wide"],
+      ["Caller", (each) => who(each) || "all", "wide"],
+    ]}
+    detail={(each) => <Facts of={each} />}
+  />
+);
 
 export function Certificates() {
   return (
@@ -174,29 +164,25 @@ export function Certificates() {
   );
 }
 
-export function Configuration() {
-  return (
-    <Loaded of={usePolled("configurations")}>{({ configurations }) => (
-      <Table
-        label="Configurations" rows={configurations} id={(each) => each.time}
-        columns={[
-          ["Time", (each) => moment(each.time)],
-          ["Result", (each) => verdict(each.result)],
-          ["Number", (each) => each.number, "number"],
-          ["By", (each) => each.by],
-          ["Objects", (each) => number(each.objects), "number"],
-          ["Problems", (each) => number(each.problems.length), "number"],
-        ]}
-        detail={(each) => (
-          <>
-            {each.problems.length > 0 && <><h2>Problems</h2><ul>{each.problems.map((text) => <li>{text}</li>)}</ul></>}
-            {each.diff ? <Diff text={each.diff} /> : <p>There is no difference to show.</p>}
-          </>
-        )}
-      />
-    )}</Loaded>
-  );
-}
+export const Configuration = () => (
+  <Listed
+    path="configurations" of="configurations" label="Configurations" id={(each) => each.time}
+    columns={[
+      ["Time", (each) => moment(each.time)],
+      ["Result", (each) => verdict(each.result)],
+      ["Number", (each) => each.number, "number"],
+      ["By", (each) => each.by],
+      ["Objects", (each) => number(each.objects), "number"],
+      ["Problems", (each) => number(each.problems.length), "number"],
+    ]}
+    detail={(each) => (
+      <>
+        {each.problems.length > 0 && <><h2>Problems</h2><ul>{each.problems.map((text) => <li>{text}</li>)}</ul></>}
+        {each.diff ? <Diff text={each.diff} /> : <p>There is no difference to show.</p>}
+      </>
+    )}
+  />
+);
 
 const EXPLAINED = [["method", "Method"], ["url", "URL, or host:port"], ["as", "As namespace/service account"], ["gateway", "Gateway"], ["listener", "Listener"]];
 

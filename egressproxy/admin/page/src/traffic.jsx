@@ -1,7 +1,6 @@
 // Live traffic, denials, and the last hour.
-import { Fragment, h } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { change, follow, query, read, useGateway, usePolled } from "./api.js";
+import { change, follow, gateway, query, read, usePolled } from "./api.js";
 import { Chart } from "./chart.jsx";
 import { Act, Diff, Facts, Field, Loaded, Table, Word, moment, number, shown, time, who } from "./parts.jsx";
 
@@ -24,7 +23,6 @@ export function Live({ params }) {
   const [state, told] = useState("");
   const [lost, lose] = useState(0);
   const [paused, pause] = useState(false);
-  const { token } = useGateway();
   const path = `live?${query(filters)}`;
   useEffect(() => {
     if (paused) return told("paused");
@@ -44,7 +42,7 @@ export function Live({ params }) {
       stop.abort();
       clearInterval(timer);
     };
-  }, [path, paused, token]);
+  }, [path, paused, gateway.token]);
   const submit = (event) => {
     event.preventDefault();
     show([]);
