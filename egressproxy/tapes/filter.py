@@ -210,6 +210,10 @@ def tell(entries: list[str], entry: str) -> None:
 _RUNS: Final[dict[str, _Tapes]] = {}
 
 
+class NotOnTape(Rejected):
+    has_event = False  # the report at the end names it
+
+
 class TapeFilter(Filter):
     only_reads = True
     ignores_trailers = True
@@ -252,7 +256,7 @@ class TapeFilter(Filter):
     def _pass_unseen(self, what: str, why: str) -> None:
         if self._tapes.config.strict:
             tell(self._tapes.report.missing, f"{what}: {why}")
-            raise Rejected(f"{what} is not on tape: {why}", remedy="replay without --strict to let it pass")
+            raise NotOnTape(f"{what} is not on tape: {why}", remedy="replay without --strict to let it pass")
         tell(self._tapes.report.unrecorded, f"{what}: {why}")
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
@@ -291,7 +295,7 @@ class TapeFilter(Filter):
         if found is None:
             tell(tapes.report.missing, f"{method} {uri}: {why}")
             if tapes.config.strict:
-                raise Rejected(
+                raise NotOnTape(
                     f"not in the tapes: {why}",
                     remedy="record it (--record), or let requests differ there (--ignore-body, --ignore-query)",
                 )
