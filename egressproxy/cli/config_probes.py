@@ -11,8 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from egressproxy.cli.check import counted, examine
+from egressproxy.cli.check import examine
 from egressproxy.cli.machine_probes import CONNTRACK, FAILURE, OK, WARNING, Finding, asked, judged, tracks_connections
+from egressproxy.model.encoding import counted
 from egressproxy.model.listening_place import place_text
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.net.listening import REMEDIES, bind, why_unusable

@@ -14,7 +14,6 @@ from typing import Any, Final
 import click
 
 from egressproxy.cli import config_probes, machine_probes
-from egressproxy.cli.check import counted
 from egressproxy.cli.client_options import CLIENT_OPTIONS
 from egressproxy.cli.machine_probes import FAILURE, OK, WARNING, Finding
 from egressproxy.cli.options import ConfigByOption
@@ -23,6 +22,7 @@ from egressproxy.cli.run import options_of
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.styled_lines import StyledLine, print_lines
 from egressproxy.cli.tape_options import TAPE_OPTIONS
+from egressproxy.model.encoding import counted
 from egressproxy.model.secret import SecretSource
 
 #: The time of all probes, which run at once, in seconds.

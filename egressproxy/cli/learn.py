@@ -21,12 +21,12 @@ import click
 from egressproxy.cli.asking import ask
 from egressproxy.cli.option_values import memory_size
 from egressproxy.cli.options import ADMIN_DEFAULT, admin_option, asked_admin
+from egressproxy.model.encoding import counted, json_object
 
 if TYPE_CHECKING:
-    from egressproxy.operators.learning.in_force import AllowedEntry
     from egressproxy.operators.learning.judgement import Judgement, LeftOut, Thresholds
     from egressproxy.operators.learning.observations import Observations
-    from egressproxy.operators.learning.policy_plan import By, PlannedPolicy
+    from egressproxy.operators.learning.policy_plan import AllowedEntry, By, PlannedPolicy
 
 #: A longer line is no line of the access log.
 MAX_LINE: Final = 1 << 17
@@ -170,7 +170,7 @@ def command(
         _read_process(asked_admin(admin), seen, follow, for_s)
     if not seen.count:
         unread = f"; {seen.unread} lines are no lines of an access log" if seen.unread else ""
-        click.echo(f"egressproxy: no decision was read, so there is nothing to learn{unread}", err=True)
+        _tell(f"no decision was read, so there is nothing to learn{unread}")
         sys.exit(1)
     judged = judge(seen, limits)
     if against is not None:
@@ -208,12 +208,10 @@ def _read_logs(files: Sequence[Path], seen: Observations) -> None:
     with ExitStack() as stack:
         try:
             sources = [_records(_open(path, stack), seen) for path in files]
-            for record in (
-                sources[0] if len(sources) == 1 else heapq.merge(*sources, key=lambda each: str(each.get("time", "")))
-            ):
+            for record in heapq.merge(*sources, key=lambda each: str(each.get("time", ""))):
                 seen.add_log(record)
         except (OSError, EOFError) as error:  # gzip: a file that is cut
-            click.echo(f"egressproxy: an access log cannot be read: {error}", err=True)
+            _tell(f"an access log cannot be read: {error}")
             sys.exit(2)
 
 
@@ -230,11 +228,7 @@ def _records(file: IO[bytes], seen: Observations) -> Iterator[Mapping[str, Any]]
         was_rest, is_rest = is_rest, not line.endswith(b"\n")
         if was_rest:
             continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
+        if (record := json_object(line)) is not None:
             yield record
         elif line.strip():
             seen.unread += 1
@@ -256,7 +250,7 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
             except SystemExit:
                 if not seen.count:
                     raise
-                click.echo("egressproxy: learning from what was collected until now", err=True)
+                _tell("learning from what was collected until now")
                 break
             now = {json.dumps(each): each for each in found}
             new = [each for text, each in now.items() if text not in before]
@@ -268,10 +262,7 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
                 break
             time.sleep(min(POLL_S, max(end - time.monotonic(), 0)))
     if missed:
-        click.echo(
-            "egressproxy: decisions came faster than they could be asked for, and some were missed: learn from the"
-            " access log instead", err=True,
-        )  # fmt: skip
+        _tell("decisions came faster than they were asked for, and some were missed: learn from the access log instead")
 
 
 def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
@@ -304,24 +295,19 @@ def _about(seen: Observations, limits: Thresholds, by: By, suffixes: bool) -> li
     options += f" --upload {limits.upload}" + "".join(f" --port {port}" for port in sorted(limits.ports - {80, 443}))
     options += " --private" * limits.allows_private + " --routed" * limits.allows_routed + " --suffixes" * suffixes
     return [
-        f"From {seen.count} decisions about {_counted(len({each.client for each in seen.records()}), 'client')},"
+        f"From {seen.count} decisions about {counted(len({each.client for each in seen.records()}), 'client')},"
         f" {moment(seen.first)} to {moment(seen.last)}; {options}",
         "Requests within one minute count as one time. What was left out, and why, is below the policies.",
         *_bounds(seen),
     ]
 
 
-def _counted(number: int, one: str, more: str = "") -> str:
-    return f"{number} {one if number == 1 else more or one + 's'}"
-
-
-def _bounds(seen: Observations) -> Iterator[str]:
+def _bounds(seen: Observations) -> list[str]:
     """What the bound of memory has left out."""
-    if seen.forgotten:
-        yield (
-            f"The bound of memory was met: {seen.forgotten} destinations that were seen least were forgotten, so that"
-            " some entries may be missing. Learn from a shorter time, or from fewer clients at once."
-        )
+    return [
+        f"The bound of memory was met: {seen.forgotten} destinations that were seen least were forgotten, so that"
+        " some entries may be missing. Learn from a shorter time, or from fewer clients at once."
+    ] * bool(seen.forgotten)
 
 
 def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: Sequence[LeftOut]) -> None:
@@ -330,28 +316,28 @@ def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: Seque
     from egressproxy.operators.learning.policy_plan import Subject
 
     entries = sum(len(each.entries) for each in policies)
-    click.echo(
-        f"egressproxy: {seen.count} decisions, {_counted(entries, 'entry', 'entries')} in"
-        f" {_counted(len(policies), 'policy', 'policies')}; {_counted(len(left_out), 'destination')} left out",
-        err=True,
-    )  # fmt: skip
+    _tell(
+        f"{seen.count} decisions, {counted(entries, 'entry', 'entries')} in"
+        f" {counted(len(policies), 'policy', 'policies')}; {counted(len(left_out), 'destination')} left out"
+    )
     for line in _bounds(seen):
-        click.echo(f"egressproxy: {line}", err=True)
+        _tell(line)
     if seen.unread:
-        click.echo(f"egressproxy: {seen.unread} lines are no lines of an access log", err=True)
+        _tell(f"{seen.unread} lines are no lines of an access log")
     rare = sum(each.why is Left.RARE for each in left_out)
     if rare and not entries:
-        click.echo(
-            f"egressproxy: {_counted(rare, 'destination')} seen too rarely: --at-least 1 learns from a single run",
-            err=True,
-        )
+        _tell(f"{counted(rare, 'destination')} seen too rarely: --at-least 1 learns from a single run")
     named = {str(record.client) for each in policies if each.subject == Subject()
              for entry in each.entries for record in entry.records if record.client.name != "-"}  # fmt: skip
     if named:
-        click.echo(
-            f"egressproxy: policies cannot name {len(named)} known clients (no service account): what they need is in a"
-            " policy for everybody; --by identity leaves it out", err=True,
-        )  # fmt: skip
+        _tell(
+            f"policies cannot name {len(named)} known clients (no service account): what they need is in a policy for"
+            " everybody; --by identity leaves it out"
+        )
+
+
+def _tell(text: str) -> None:
+    click.echo(f"egressproxy: {text}", err=True)
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -362,7 +348,7 @@ def _write(text: str, output: Path | None) -> None:
     try:
         output.write_text(text, "utf-8")
     except OSError as error:
-        click.echo(f"egressproxy: {output} cannot be written: {error.strerror or error}", err=True)
+        _tell(f"{output} cannot be written: {error.strerror or error}")
         sys.exit(2)
 
 
@@ -376,8 +362,7 @@ def _compare(
     """Print what is new or unused as a diff of the learnt file, and exit."""
     from difflib import unified_diff
 
-    from egressproxy.operators.learning.in_force import uses
-    from egressproxy.operators.learning.policy_plan import plan
+    from egressproxy.operators.learning.policy_plan import plan, uses
     from egressproxy.operators.learning.policy_text import MARK, changed, comment, file_text
 
     entries = _entries_in_force(path)
@@ -387,10 +372,8 @@ def _compare(
     new, _ = plan(missing, by, judged.learnt, suffixes, replaces)
     unused = []
     if unused_s is not None and seen.last - seen.first < unused_s:
-        click.echo(
-            f"egressproxy: the decisions span {(seen.last - seen.first) / 86_400:.1f} days, which is less than"
-            f" --unused-after: nothing is called unused", err=True,
-        )  # fmt: skip
+        days = (seen.last - seen.first) / 86_400
+        _tell(f"the decisions span {days:.1f} days, which is less than --unused-after: nothing is called unused")
     elif unused_s is not None:
         latest = (each for each in seen.records() if each.reached and each.last >= since)
         used = {entry for _, entry in uses(latest, entries)}
@@ -409,8 +392,8 @@ def _compare(
     old_lines, new_lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
     diff = "".join(unified_diff(old_lines, new_lines, str(file) if before else os.devnull, str(file)))
     _write(diff, output)
-    added = _counted(sum(len(each.entries) for each in new), "new entry", "new entries")
-    click.echo(f"egressproxy: {added}, {len(unused)} unused", err=True)
+    added = counted(sum(len(each.entries) for each in new), "new entry", "new entries")
+    _tell(f"{added}, {len(unused)} unused")
     sys.exit(1 if diff or by_hand else 0)
 
 
@@ -419,7 +402,7 @@ def _entries_in_force(path: Path) -> list[AllowedEntry]:
     from egressproxy.config.reading.load import read_all
     from egressproxy.config.reading.problems import ConfigError
     from egressproxy.config.resources.policy import EgressPolicy
-    from egressproxy.operators.learning.in_force import allowed_entries
+    from egressproxy.operators.learning.policy_plan import allowed_entries
 
     try:
         objects = read_all([path]).objects

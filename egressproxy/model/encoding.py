@@ -27,6 +27,11 @@ def json_object(data: bytes | str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def counted(number: int, one: str, more: str = "") -> str:
+    """`1 object`, `2 objects`; `more` where the plural has another end."""
+    return f"{number} {one if number == 1 else more or one + 's'}"
+
+
 def rfc3339(seconds: float) -> str:
     """A time in seconds since 1970, to the second, in UTC (RFC 3339; metav1.Time of Kubernetes)."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

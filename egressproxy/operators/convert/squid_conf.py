@@ -79,6 +79,7 @@ class SquidAcl:
         return set(ANY_ADDRESS) <= set(self.networks)
 
     def destinations(self) -> Iterable[tuple[Host, Origin]]:
+        """The hosts that it names with their places; none of an ACL of clients."""
         found = (self.patterns.items(), self.networks.items(), self.doubtful.items())
         return chain(*found) if self.kind != "src" else ()
 

@@ -183,8 +183,7 @@ class Observations:
         if decision["authority"] == "-":
             return
         key = decision["gateway"], decision["namespace"], decision["service_account"], decision.get("name", "-")
-        record = self._record(key, decision["authority"], decision["time"])
-        if record is not None:
+        if (record := self._record(key, decision["authority"], decision["time"])) is not None:
             record.routed += is_routed
             record.judge(decision["reason"])
             if decision["method"] not in ("CONNECT", "-"):
