@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise, repeat
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -102,6 +102,11 @@ class _Taken:
     size: int = 0
     has_body: bool = False
     has_ended: bool = False
+
+    def has_room(self, data: bytes) -> bool:
+        """Count these bytes of a body; whether they may still be kept."""
+        self.size += len(data)
+        return self.size <= MAX_BODY
 
 
 _TAKEN: Final[StateSlot[_Taken]] = StateSlot("tape")
@@ -224,14 +229,11 @@ class TapeFilter(Filter):
 
     def __init__(self, context: FilterContext) -> None:
         config: TapeConfig = context.config
-        tapes = _RUNS.get(config.report)
-        if tapes is None:
-            try:
-                tapes = _RUNS[config.report] = _Tapes(config)
-            except TapeError as error:
-                raise Rejected(str(error)) from None
-        self._tapes = tapes
-        tapes.opened += 1
+        try:
+            self._tapes = _RUNS.get(config.report) or _RUNS.setdefault(config.report, _Tapes(config))
+        except TapeError as error:
+            raise Rejected(str(error)) from None
+        self._tapes.opened += 1
 
     def close(self) -> None:
         self._tapes.opened -= 1
@@ -245,11 +247,16 @@ class TapeFilter(Filter):
         if exchange.is_tunnel:
             self._pass_unseen(f"a tunnel to {exchange.authority or exchange.listener}", "its TLS is not opened")
             return None
-        taken = _taken(exchange, is_recorded=bool(self._tapes.config.record_to))
+        authority, scheme = exchange.authority, exchange.scheme
+        assert authority is not None
+        host, path = authority.host_field(_PORTS[scheme]), exchange.request.path
+        uri = f"{scheme.decode()}://{host.decode()}{path.decode('latin-1')}"
         if exchange.request.upgrade:
-            what = f"{exchange.request.upgrade.decode('latin-1')} of {self._tapes.masker.uri(taken.uri)}"
+            what = f"{exchange.request.upgrade.decode('latin-1')} of {self._tapes.masker.uri(uri)}"
             self._pass_unseen(what, "tapes have HTTP alone")
             return None
+        fields, is_recorded = Fields(exchange.request.fields.block), bool(self._tapes.config.record_to)
+        taken = _Taken(uri, fields, datetime.now(UTC), monotonic(), is_recorded)
         exchange.keep(_TAKEN, taken)
         return await self._answer(exchange, taken, b"") if exchange.request.body == 0 else None
 
@@ -276,7 +283,7 @@ class TapeFilter(Filter):
         taken = exchange.state.get(_TAKEN)
         if taken is None:
             return data
-        if _has_room(taken, data):
+        if taken.has_room(data):
             taken.request.append(data)
         return await self._answer(exchange, taken, data) or data
 
@@ -286,8 +293,8 @@ class TapeFilter(Filter):
             return None
         method = exchange.method.decode("latin-1")
         decoded = _decoded(body, taken.request_fields)
-        body = body if decoded is None else decoded
-        uri, headers, body = tapes.masker.request(taken.uri, _headers(taken.request_fields), body)
+        headers = _headers(taken.request_fields)
+        uri, headers, body = tapes.masker.request(taken.uri, headers, body if decoded is None else decoded)
         asked = Asked.of(tapes.library.rules, method, uri, headers, body)
         found = tapes.library.find(asked)
         why = tapes.library.why_missing(asked) if found is None else ""
@@ -323,7 +330,7 @@ class TapeFilter(Filter):
         taken = exchange.state.get(_TAKEN)
         if taken is not None and taken.is_recorded:
             taken.has_body, taken.has_ended = True, last
-            if _has_room(taken, data):
+            if taken.has_room(data):
                 taken.response.append((monotonic() - taken.head_at, data))
         return data
 
@@ -349,20 +356,6 @@ class TapeFilter(Filter):
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
-def _taken(exchange: Exchange, *, is_recorded: bool) -> _Taken:
-    authority, scheme = exchange.authority, exchange.scheme
-    assert authority is not None
-    uri = (
-        f"{scheme.decode()}://{authority.host_field(_PORTS[scheme]).decode()}{exchange.request.path.decode('latin-1')}"
-    )
-    return _Taken(uri, Fields(exchange.request.fields.block), datetime.now(UTC), monotonic(), is_recorded)
-
-
-def _has_room(taken: _Taken, data: bytes) -> bool:
-    taken.size += len(data)
-    return taken.size <= MAX_BODY
-
-
 def _headers(fields: Fields) -> Headers:
     return [(name.decode("latin-1").lower(), _text(value)) for name, value in fields]
 
@@ -435,8 +428,6 @@ def response_of(recorded: Interaction, request: Fields) -> LocalResponse:
 
 async def _ticket(played: Interaction, player: Player) -> bytes:
     """For a stream that the player sends."""
-    body, times, ends = played.body, played.events or (0.0,), ends_of_events(played.body)
-    pieces = [
-        (times[min(at, len(times) - 1)], body[begin:end]) for at, (begin, end) in enumerate(pairwise((0, *ends)))
-    ]  # fmt: skip
-    return await player.ticket(replace(response_of(played, Fields()), body=b""), pieces)
+    parts = (played.body[begin:end] for begin, end in pairwise((0, *ends_of_events(played.body))))
+    times = chain(played.events, repeat(played.events[-1] if played.events else 0.0))
+    return await player.ticket(replace(response_of(played, Fields()), body=b""), [*zip(times, parts, strict=False)])

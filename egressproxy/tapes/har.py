@@ -20,6 +20,7 @@ from egressproxy.tapes.tape import (
     checked_uri,
     media_type,
     scalar,
+    told_at,
     value_of,
 )
 
@@ -88,14 +89,11 @@ def from_har(data: bytes, file: str) -> Iterator[Interaction]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise TapeError(f"{file}: this is no HAR: it is no JSON with log.entries") from None
     for number, entry in entries:
-        try:
+        with told_at(f"{file}: log.entries[{number}]"):
             # Without what failed, a WebSocket, or what was in a browser's cache.
             is_http = urlsplit(entry["request"]["url"]).scheme in ("http", "https")
             if is_http and 200 <= int(entry["response"]["status"]) <= 599:
                 yield _interaction(entry, entry["request"], entry["response"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise TapeError(f"{file}: log.entries[{number}]: {why}") from None
 
 
 def _interaction(entry: Any, request: Any, response: Any) -> Interaction:
