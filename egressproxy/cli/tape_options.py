@@ -14,6 +14,7 @@ from egressproxy.cli.options import Decorator, together
 from egressproxy.run_options import RunOptions
 
 if TYPE_CHECKING:
+    from egressproxy.config.manifests import Manifest
     from egressproxy.tapes import Run
 
 _NAME: Final = re.compile(r"[\w-][\w.-]*")
@@ -95,7 +96,7 @@ def with_tapes(given: dict[str, Any], options: RunOptions) -> tuple[RunOptions, 
     return replace(options, config=(*options.config, run.write(gateways, others))), run
 
 
-def _gateways(options: RunOptions, is_strict: bool) -> tuple[list[str], Sequence[dict[str, Any]]]:
+def _gateways(options: RunOptions, is_strict: bool) -> tuple[list[str], Sequence[Manifest]]:
     """Those of the configuration. What is wrong with it is told when it is served. Raises click.UsageError for a name
     server in a strict run, which resolves no name.
     """
@@ -110,13 +111,8 @@ def _gateways(options: RunOptions, is_strict: bool) -> tuple[list[str], Sequence
     return [f"{each.namespace}/{each.name}" for each in found], ()
 
 
-def _open_gateway(port: int) -> tuple[list[str], Sequence[dict[str, Any]]]:
-    meta = {"name": "egressproxy", "namespace": "tapes"}
-    group = "gateway.networking.k8s.io"
-    listener = {"name": "forward", "port": port, "protocol": "egressproxy.io/forward-proxy"}
-    spec = {"gatewayClassName": "egressproxy", "listeners": [listener]}
-    policy = {"targetRefs": [{"group": group, "kind": "Gateway", "name": "egressproxy"}], "mode": "Open"}
-    return ["tapes/egressproxy"], [
-        {"apiVersion": f"{group}/v1", "kind": "Gateway", "metadata": meta, "spec": spec},
-        {"apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy", "metadata": meta, "spec": policy},
-    ]
+def _open_gateway(port: int) -> tuple[list[str], Sequence[Manifest]]:
+    from egressproxy.config.manifests import forward_gateway, policy
+
+    place = "tapes/egressproxy"
+    return [place], [forward_gateway(place, port), policy(place, ["egressproxy"], mode="Open")]
