@@ -127,12 +127,12 @@ def test_a_probe_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch):
         yield Finding(OK, "Linux")
         hangs.wait(30)
 
-    monkeypatch.setattr(doctor, "PROBES_S", 0.3)
+    monkeypatch.setattr(doctor, "PROBES_S", 0.1)
     monkeypatch.setitem(machine_probes.PROBES, "kernel", slow)
     monkeypatch.setitem(machine_probes.PROBES, "build", lambda: 1 / 0)
     result = invoke()
     hangs.set()
-    assert "ok      kernel        Linux\nwarning kernel        no result within 0.3 s" in result.stdout
+    assert "ok      kernel        Linux\nwarning kernel        no result within 0.1 s" in result.stdout
     assert "warning build         could not be looked at: ZeroDivisionError" in result.stdout
 
 
