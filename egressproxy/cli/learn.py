@@ -21,7 +21,7 @@ import click
 from egressproxy.cli.asking import ask
 from egressproxy.cli.option_values import memory_size
 from egressproxy.cli.options import ADMIN_DEFAULT, admin_option, asked_admin
-from egressproxy.model.encoding import counted, json_object
+from egressproxy.model.encoding import counted, json_object, time_span
 
 if TYPE_CHECKING:
     from egressproxy.operators.learning.judgement import Judgement, LeftOut, Thresholds
@@ -36,19 +36,15 @@ POLL_S: Final = 1.0
 KEPT: Final = 1024
 _PROXIES: Final = frozenset({f"egressproxy.io/{name}" for name in ("forward-proxy", "socks5", "transparent")})
 _GZIP: Final = b"\x1f\x8b"
-_SPAN: Final = re.compile(r"([0-9]{1,6})(s|m|h|d)", re.ASCII)
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _span(value: str | float) -> float:
     """Seconds of a text such as 90s, 10m, 1h or 14d. Raises click.BadParameter."""
-    if isinstance(value, float):
-        return value
-    found = _SPAN.fullmatch(value)
-    if found is None or not int(found[1]):
+    seconds = value if isinstance(value, float) else time_span(value)
+    if seconds is None:
         raise click.BadParameter(f"{value!r} is not a time; give one such as 90s, 10m, 1h or 14d")
-    return float(int(found[1]) * _SECONDS[found[2]])
+    return seconds
 
 
 def _object_name(value: str) -> str:
