@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from difflib import unified_diff
 from io import BufferedReader
 from math import inf
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, Any, Final, cast
 
 import click
 
@@ -22,11 +23,19 @@ from egressproxy.cli.asking import ask
 from egressproxy.cli.option_values import memory_size
 from egressproxy.cli.options import ADMIN_DEFAULT, admin_option, asked_admin
 from egressproxy.model.encoding import counted, json_object, time_span
-
-if TYPE_CHECKING:
-    from egressproxy.operators.learning.judgement import Judgement, LeftOut, Thresholds
-    from egressproxy.operators.learning.observations import Observations
-    from egressproxy.operators.learning.policy_plan import AllowedEntry, By, PlannedPolicy
+from egressproxy.operators.learning.judgement import Judgement, Left, LeftOut, Thresholds, judge
+from egressproxy.operators.learning.names import PUBLIC_SUFFIX_FILE, PublicSuffixes, patterns_of
+from egressproxy.operators.learning.observations import Observations, moment
+from egressproxy.operators.learning.policy_plan import (
+    AllowedEntry,
+    By,
+    PlannedPolicy,
+    Subject,
+    allowed_entries,
+    plan,
+    uses,
+)
+from egressproxy.operators.learning.policy_text import MARK, changed, comment, file_text, left_out_lines
 
 #: A longer line is no line of the access log.
 MAX_LINE: Final = 1 << 17
@@ -154,9 +163,6 @@ def command(
     if output is not None and output.exists() and not force:
         raise click.UsageError(f"{output} exists: give --force to replace it, or --against to see what would change")
     known = _known_suffixes(suffix_file) if suffixes else None
-    from egressproxy.operators.learning.judgement import Thresholds, judge
-    from egressproxy.operators.learning.observations import Observations
-    from egressproxy.operators.learning.policy_plan import By
 
     limits = Thresholds(at_least, burst[0], burst[1], upload, frozenset({80, 443, *ports}), private, routed)
     seen = Observations()
@@ -171,8 +177,6 @@ def command(
     judged = judge(seen, limits)
     if against is not None:
         _compare(against, seen, judged, By(by), known, unused_s, replaces, output)
-    from egressproxy.operators.learning.policy_plan import plan
-    from egressproxy.operators.learning.policy_text import file_text, left_out_lines
 
     policies, unnamed = plan(judged.learnt, By(by), suffixes=known, replaces=replaces)
     left_out = [*judged.left_out, *unnamed]
@@ -182,8 +186,7 @@ def command(
     sys.exit(0 if policies else 1)
 
 
-def _known_suffixes(file: Path | None) -> Any:
-    from egressproxy.operators.learning.names import PUBLIC_SUFFIX_FILE, PublicSuffixes
+def _known_suffixes(file: Path | None) -> PublicSuffixes:
 
     file = file or PUBLIC_SUFFIX_FILE
     try:
@@ -263,7 +266,6 @@ def _read_process(admin: tuple[str, int], seen: Observations, follow: bool, for_
 
 def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
     """Whether a route of this model (/model) may serve a decision: it names the host, or the listener is no proxy."""
-    from egressproxy.operators.learning.names import patterns_of
 
     routes: dict[str, set[str]] = {}
     for name, values in model.items():
@@ -285,7 +287,6 @@ def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, 
 
 
 def _about(seen: Observations, limits: Thresholds, by: By, suffixes: bool) -> list[str]:
-    from egressproxy.operators.learning.policy_plan import moment
 
     options = f"--by {by.value} --at-least {limits.at_least} --burst {limits.burst}/{limits.burst_s:g}s"
     options += f" --upload {limits.upload}" + "".join(f" --port {port}" for port in sorted(limits.ports - {80, 443}))
@@ -308,8 +309,6 @@ def _bounds(seen: Observations) -> list[str]:
 
 def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: Sequence[LeftOut]) -> None:
     """Tell on standard error what a reader of the file has to know."""
-    from egressproxy.operators.learning.judgement import Left
-    from egressproxy.operators.learning.policy_plan import Subject
 
     entries = sum(len(each.entries) for each in policies)
     _tell(
@@ -352,14 +351,10 @@ def _write(text: str, output: Path | None) -> None:
 
 
 def _compare(
-    path: Path, seen: Observations, judged: Judgement, by: By, suffixes: Any, unused_s: float | None,
+    path: Path, seen: Observations, judged: Judgement, by: By, suffixes: PublicSuffixes | None, unused_s: float | None,
     replaces: str, output: Path | None,
 ) -> None:  # fmt: skip
     """Print what is new or unused as a diff of the learnt file, and exit."""
-    from difflib import unified_diff
-
-    from egressproxy.operators.learning.policy_plan import plan, uses
-    from egressproxy.operators.learning.policy_text import MARK, changed, comment, file_text
 
     entries = _entries_in_force(path)
     since = seen.last - unused_s if unused_s is not None else -inf
@@ -374,7 +369,7 @@ def _compare(
         latest = (each for each in seen.records() if each.reached and each.last >= since)
         used = {entry for _, entry in uses(latest, entries)}
         unused = [each for each in entries if each not in used]
-    file, before = _learnt_file(path, MARK)
+    file, before = _learnt_file(path)
     gone = {(each.policy, each.hostname, tuple(sorted(each.ports))) for each in unused}
     by_hand = [each for each in unused if f"name: {each.policy.partition('/')[2]}" not in before]
     try:
@@ -398,7 +393,6 @@ def _entries_in_force(path: Path) -> list[AllowedEntry]:
     from egressproxy.config.reading.load import read_all
     from egressproxy.config.reading.problems import ConfigError
     from egressproxy.config.resources.policy import EgressPolicy
-    from egressproxy.operators.learning.policy_plan import allowed_entries
 
     try:
         objects = read_all([path]).objects
@@ -408,10 +402,10 @@ def _entries_in_force(path: Path) -> list[AllowedEntry]:
     return [*allowed_entries(each for each in objects if isinstance(each, EgressPolicy))]
 
 
-def _learnt_file(path: Path, mark: str) -> tuple[Path, str]:
+def _learnt_file(path: Path) -> tuple[Path, str]:
     """The learnt file of a configuration with its text; where a new one would be, with "". Raises click.UsageError."""
     paths = sorted(path.glob("[!.]*.y*ml")) if path.is_dir() else [path]
-    found = [(each, text) for each in paths if (text := each.read_text("utf-8", "replace")).startswith(mark)]
+    found = [(each, text) for each in paths if (text := each.read_text("utf-8", "replace")).startswith(MARK)]
     if len(found) > 1:
         names = ", ".join(str(each) for each, _ in found)
         raise click.UsageError(f"{names} are learnt files; give one of them with --against")

@@ -9,14 +9,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.config.resources.policy import Subject as PolicySubject
-from egressproxy.model.encoding import rfc3339
 from egressproxy.operators.learning.judgement import Left, LeftOut
 from egressproxy.operators.learning.names import PublicSuffixes, patterns_of
-from egressproxy.operators.learning.observations import MAX_PREFIXES, ClientKey, Record
+from egressproxy.operators.learning.observations import MAX_PREFIXES, ClientKey, Record, moment
+
+if TYPE_CHECKING:
+    from egressproxy.config.resources.policy import EgressPolicy
+    from egressproxy.config.resources.policy import Subject as PolicySubject
 
 #: Names below one domain that one `*.suffix` replaces.
 SUFFIX_NAMES: Final = 3
@@ -133,11 +134,6 @@ def plan(
         PlannedPolicy(gateway, subject, _entries(found, suffixes), replaces)
         for (gateway, subject), found in sorted(places.items())
     ], unnamed
-
-
-def moment(seconds: float) -> str:
-    """RFC 3339, to the minute."""
-    return rfc3339(seconds)[:16] + "Z"
 
 
 def requests_of(records: Sequence[Record], clients: str) -> str:
