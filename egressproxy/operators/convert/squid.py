@@ -89,7 +89,8 @@ class _Squid:
         is_negated, name = term
         acl = self.acls[name]
         if acl.kind in ("any-of", "all-of"):
-            found = max((min(1.0, *(self.truth(each, case) for each in group)) for group in acl.groups), default=0.0)
+            groups = (min((self.truth(each, case) for each in group), default=1.0) for group in acl.groups)
+            found = max(groups, default=0.0)
         else:
             found = self._matches(acl, case) or (0 if acl.is_exact else _UNKNOWN)
         return 1 - found if is_negated else found
