@@ -205,15 +205,12 @@ class Gateway:
         specs: list[tuple[str, Mapping[str, Any]]] = []
         for number, source in enumerate(self._sources, 1):
             file = str(self._folder / f"<source {number}>")
-            if isinstance(source, Mapping):
-                if "kind" in source:
-                    texts.append((file, _yaml([source])))
-                else:
-                    specs.append((file, source))
-            elif isinstance(source, Path) or ("\n" not in source and ": " not in source):
+            if isinstance(source, Mapping) and "kind" not in source:
+                specs.append((file, source))
+            elif isinstance(source, Path) or (isinstance(source, str) and "\n" not in source and ": " not in source):
                 paths.append(self._folder / source)
             else:
-                texts.append((file, source))
+                texts.append((file, source if isinstance(source, str) else _yaml([source])))
         found = read_all(paths, texts=texts).of(GatewayManifest) if paths or texts else ()
         gateways = [f"{each.namespace}/{each.name}" for each in found] or [_GATEWAY]
         namespace, _, name = gateways[0].partition("/")

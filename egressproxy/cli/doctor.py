@@ -68,13 +68,12 @@ def command(ctx: click.Context, /, connect: str, output: str, sources: tuple[Sec
     try:
         options = options_of(ctx, given, sources)
     except click.UsageError as error:
-        refused = Finding(FAILURE, error.message)
-        probes.append(("options", lambda: [refused]))
+        probes.append(("options", partial(list, [Finding(FAILURE, error.message)])))
     else:
         probes += [(topic, partial(look, options)) for topic, look in config_probes.PROBES.items()]
     findings: list[Finding] = []
     deadline = time.monotonic() + PROBES_S
-    for probe in [_Probe(topic, look) for topic, look in probes]:
+    for probe in [_Probe(*each) for each in probes]:
         found = probe.findings(deadline)
         findings += found
         if output == "text":

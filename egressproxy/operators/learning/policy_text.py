@@ -125,11 +125,11 @@ def changed(text: str, new: Sequence[PlannedPolicy], gone: Collection[tuple[str,
     wanted = {f"{each.gateway.partition('/')[0]}/{each.name}": each for each in new}
     made = []
     for document in body.rstrip("\n").split("\n---\n"):
-        named = _NAMED.search(document)
-        policy = f"{_value(named[2])}/{_value(named[1])}" if named is not None else ""
-        planned = wanted.pop(policy, None)
-        entries = planned.entries if planned is not None else ()
-        made.append(_changed_document(document, policy, entries, gone) if policy else document)
+        if named := _NAMED.search(document):
+            policy = f"{_value(named[2])}/{_value(named[1])}"
+            entries = wanted.pop(policy).entries if policy in wanted else ()
+            document = _changed_document(document, policy, entries, gone)
+        made.append(document)
     made += [policy_text(each).rstrip("\n") for each in wanted.values()]
     return "\n---\n".join(made) + "\n" + left + tail
 
