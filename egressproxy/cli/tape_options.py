@@ -64,7 +64,7 @@ def with_tapes(given: dict[str, Any], options: RunOptions) -> tuple[RunOptions, 
     is an open forward proxy. Raises click.UsageError.
     """
     record_to, replay_from, tape = (given[name] for name in ("record_to", "replay_from", "tape"))
-    for name in ("strict", "rhythm", "ignore_body", "ignore_query"):
+    for name in TAPE_OPTIONS[3:]:
         if given[name] and replay_from is None:
             raise click.UsageError(f"--{name.replace('_', '-')} is for --replay DIR")
     if record_to is None and replay_from is None:
@@ -83,14 +83,10 @@ def with_tapes(given: dict[str, Any], options: RunOptions) -> tuple[RunOptions, 
     gateways, others = _gateways(options, is_strict) if options.is_configured else _open_gateway(options.open_port)
     if not gateways:
         raise click.UsageError("the configuration has no Gateway to which tapes could be attached")
+    rules = {name: given[name] for name in TAPE_OPTIONS[3:]}
+    target = record_to and record_to / tape
     try:
-        if replay_from is None:
-            run = record(record_to / tape)
-        else:
-            run = replay(
-                replay_from / tape, strict=is_strict, record_to=record_to and record_to / tape,
-                rhythm=given["rhythm"], ignore_body=given["ignore_body"], ignore_query=given["ignore_query"],
-            )  # fmt: skip
+        run = record(target) if replay_from is None else replay(replay_from / tape, record_to=target, **rules)
     except TapeError as error:
         raise click.UsageError(str(error)) from None
     return replace(options, config=(*options.config, run.write(gateways, others))), run
