@@ -196,9 +196,13 @@ def _next(folder: Path, clients: str, *, report: bool, intercept: bool) -> list[
             more = f"kubectl create secret generic interception-ca -n agents --from-file={at}/{_CA}"
         then = [f"kubectl create configmap egress -n agents --from-file={at}/{_FILE}", more]
     else:
-        who, what = " --as agents/network" * (clients == "network"), ""
-        if clients == "machine":
-            what = f"{' --access-log log.jsonl' if report else ''} -- curl -sS https://example.com/"
+        who = " --as agents/network" * (clients == "network")
+        asked = " -- curl -sS https://example.com/" * (clients == "machine")
         explain = f"egressproxy explain CONNECT example.com:443 --config {at}{who}"
-        then = [explain, f"egressproxy run --config {at}{secret}{what}"]
+        then = [explain, f"egressproxy run --config {at}{secret}{asked}"]
+        if report and asked:
+            then = [
+                f"egressproxy run --config {at}{secret} --access-log log.jsonl{asked}",
+                f"egressproxy learn log.jsonl --at-least 1 --output {at}/learned.yaml",
+            ]
     return [f"egressproxy check {at}{secret}", *then]

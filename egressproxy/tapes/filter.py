@@ -11,18 +11,20 @@ import asyncio
 import json
 import logging
 import re
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate, chain, pairwise, repeat
+from operator import itemgetter
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
+from egressproxy.errors import Reason
 from egressproxy.filters import BodyMode, Exchange, Filter, FilterContext, LocalResponse, Phase, Rejected
 from egressproxy.filters.base import OfMessages
 from egressproxy.filters.content_coding import CODINGS, ContentDecoder, Undecodable, coding_of, is_readable, new_encoder
@@ -30,7 +32,7 @@ from egressproxy.model.exchange import StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.tapes import Report
 from egressproxy.tapes.masking import Masker
-from egressproxy.tapes.matching import Asked, Library, Rules
+from egressproxy.tapes.matching import Asked, Library, Recording, Rules
 from egressproxy.tapes.player import TICKET, Player
 from egressproxy.tapes.tape import (
     EVENTS,
@@ -41,6 +43,7 @@ from egressproxy.tapes.tape import (
     media_type,
     read,
     read_folder,
+    value_of,
     write,
     written,
 )
@@ -65,6 +68,8 @@ _DROPPED: Final = frozenset(
 _OURS: Final = _DROPPED | {"date"}
 _DIGESTS: Final = frozenset(("digest", "content-digest", "repr-digest", "content-md5"))
 _PORTS: Final = {b"http": 80, b"https": 443}
+#: Of a response to HEAD, in bytes: so long a Content-Length can be played.
+_MAX_LENGTH: Final = 1 << 30
 
 
 class TapeConfig(BaseModel):
@@ -84,7 +89,7 @@ class TapeConfig(BaseModel):
 @dataclass(slots=True, eq=False)
 class _Taken:
     """What has been seen of one exchange. `size`: bytes of both bodies. `response`: pieces, each with the seconds
-    behind the head. `is_looked_up`: the library was asked for it.
+    behind the head. `is_asked`: the request has come as a whole. `is_looked_up`: the library was asked for it.
     """
 
     uri: str
@@ -92,6 +97,7 @@ class _Taken:
     began: datetime
     started_at: float
     is_recorded: bool
+    is_asked: bool = False
     is_looked_up: bool = False
     request: list[bytes] = field(default_factory=list)
     response: list[tuple[float, bytes]] = field(default_factory=list)
@@ -102,11 +108,7 @@ class _Taken:
     size: int = 0
     has_body: bool = False
     has_ended: bool = False
-
-    def has_room(self, data: bytes) -> bool:
-        """Count these bytes of a body; whether they may still be kept."""
-        self.size += len(data)
-        return self.size <= MAX_BODY
+    has_trailers: bool = False
 
 
 _TAKEN: Final[StateSlot[_Taken]] = StateSlot("tape")
@@ -126,7 +128,9 @@ class _Tapes:
         if config.replay_from:
             self.library = Library(read_folder(Path(config.replay_from)), rules, is_strict=config.strict)
         self.player = Player(config.player_port) if config.player_port else None
-        self._written: dict[str, list[tuple[Interaction, str]]] = {}  # by the names of files
+        self._asked_by = Masker()  # of `reader`
+        self.reader = ThreadPoolExecutor(1, "tapes-read")  # one at a time: equal requests keep their order
+        self._written: dict[str, list[tuple[float, Interaction, str]]] = {}  # by the names of files, in order of begin
         self._unwritten: set[str] = set()
         self._next_at = 0.0
         self._recorded_by = Masker()  # of the thread
@@ -142,23 +146,24 @@ class _Tapes:
         try:
             found = self._recorded_by.interaction(interaction_of(method, taken, took)).readable()
             name = file_name(found.uri)
-            self._entries_of(name).append((found, written(found)))
+            insort(self._entries_of(name), (taken.started_at, found, written(found)), key=itemgetter(0))
         except Exception as error:  # the exchange itself went well
-            why = str(error) if type(error) is ValueError else type(error).__name__
-            tell(self.report.unrecorded, f"{method} {file_name(taken.uri)}: {why}")
-            log.warning("an exchange with %s is not on tape: %s", file_name(taken.uri), type(error).__name__)
+            is_ours = type(error) is ValueError  # of `interaction_of`
+            why, where = (str(error), self._recorded_by.uri(taken.uri)) if is_ours else (type(error).__name__, "")
+            tell(self.report.unrecorded, f"{method} {where or file_name(taken.uri)}: {why}")
+            log.warning("an exchange with %s is not on tape: %s", file_name(taken.uri), why)
             return
         self._unwritten.add(name)
         self.report.recorded += 1
         if monotonic() >= self._next_at:
             self._write()
 
-    def _entries_of(self, name: str) -> list[tuple[Interaction, str]]:
+    def _entries_of(self, name: str) -> list[tuple[float, Interaction, str]]:
         """Those of this file. A replay adds to what is there; a recording replaces it."""
         if name not in self._written:
             path = Path(self.config.record_to) / name
             kept = read(path) if self.config.replay_from and path.exists() else []
-            self._written[name] = [(each, written(each)) for each in kept]
+            self._written[name] = [(0.0, each, written(each)) for each in kept]
         return self._written[name]
 
     def _write(self) -> None:
@@ -166,7 +171,7 @@ class _Tapes:
         for name in sorted(self._unwritten):
             path = Path(self.config.record_to) / name
             try:
-                write(path, (text for _, text in self._written[name]))
+                write(path, (text for _, _, text in self._written[name]))
             except OSError as error:
                 log.error("a tape cannot be written: %s: %s", path, error.strerror)
                 tell(self.report.unrecorded, f"{path}: {error.strerror}")
@@ -179,17 +184,32 @@ class _Tapes:
     def _mask_again(self) -> None:
         """Mask credentials in exchanges from before their first use as such."""
         for name, entries in self._written.items():
-            for at, (found, text) in enumerate(entries):
+            for at, (began, found, text) in enumerate(entries):
                 if self._recorded_by.known(data := text.encode()) != data:
                     again = self._recorded_by.interaction(found).readable()
-                    entries[at] = again, written(again)
+                    entries[at] = began, again, written(again)
                     self._unwritten.add(name)
+
+    # --- playing -----------------------------------------------------------------------------------------------------
+    def find(self, method: str, taken: _Taken, body: bytes) -> tuple[Recording | None, str]:
+        """The recording that answers, or None, and why there is none. For `reader`: a long body takes time."""
+        assert self.library is not None
+        decoded = _decoded(body, taken.request_fields)
+        body = body if decoded is None else decoded
+        uri, headers, body = self._asked_by.request(taken.uri, _headers(taken.request_fields), body)
+        asked = Asked.of(self.library.rules, method, uri, headers, body)
+        if (found := self.library.find(asked)) is not None:
+            return found, ""
+        why = self.library.why_missing(asked)
+        tell(self.report.missing, f"{method} {uri}: {why}")
+        return None, why
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """The last filter has ended: write what is not on disk."""
         if self.player is not None:
             self.player.close()
+        self.reader.shutdown()
         self._thread.shutdown()
         self._mask_again()
         self._write()
@@ -247,16 +267,11 @@ class TapeFilter(Filter):
         if exchange.is_tunnel:
             self._pass_unseen(f"a tunnel to {exchange.authority or exchange.listener}", "its TLS is not opened")
             return None
-        authority, scheme = exchange.authority, exchange.scheme
-        assert authority is not None
-        host, path = authority.host_field(_PORTS[scheme]), exchange.request.path
-        uri = f"{scheme.decode()}://{host.decode()}{path.decode('latin-1')}"
+        taken = _taken(exchange, is_recorded=bool(self._tapes.config.record_to))
         if exchange.request.upgrade:
-            what = f"{exchange.request.upgrade.decode('latin-1')} of {self._tapes.masker.uri(uri)}"
+            what = f"{exchange.request.upgrade.decode('latin-1')} of {self._tapes.masker.uri(taken.uri)}"
             self._pass_unseen(what, "tapes have HTTP alone")
             return None
-        fields, is_recorded = Fields(exchange.request.fields.block), bool(self._tapes.config.record_to)
-        taken = _Taken(uri, fields, datetime.now(UTC), monotonic(), is_recorded)
         exchange.keep(_TAKEN, taken)
         return await self._answer(exchange, taken, b"") if exchange.request.body == 0 else None
 
@@ -283,7 +298,8 @@ class TapeFilter(Filter):
         taken = exchange.state.get(_TAKEN)
         if taken is None:
             return data
-        if taken.has_room(data):
+        taken.is_asked = last
+        if _has_room(taken, data):
             taken.request.append(data)
         return await self._answer(exchange, taken, data) or data
 
@@ -291,16 +307,10 @@ class TapeFilter(Filter):
         tapes = self._tapes
         if tapes.library is None:
             return None
-        method = exchange.method.decode("latin-1")
-        decoded = _decoded(body, taken.request_fields)
-        headers = _headers(taken.request_fields)
-        uri, headers, body = tapes.masker.request(taken.uri, headers, body if decoded is None else decoded)
-        asked = Asked.of(tapes.library.rules, method, uri, headers, body)
-        found = tapes.library.find(asked)
-        why = tapes.library.why_missing(asked) if found is None else ""
+        method, loop = exchange.method.decode("latin-1"), asyncio.get_running_loop()
+        found, why = await loop.run_in_executor(tapes.reader, tapes.find, method, taken, body)
         taken.is_looked_up = True  # nothing has failed
         if found is None:
-            tell(tapes.report.missing, f"{method} {uri}: {why}")
             if tapes.config.strict:
                 raise NotOnTape(
                     f"not in the tapes: {why}",
@@ -314,8 +324,8 @@ class TapeFilter(Filter):
             exchange.request.fields.set(TICKET, await _ticket(played, tapes.player))
             return None
         if played.is_open and (found.played > 1 or not played.body):
-            await asyncio.get_running_loop().create_future()  # nothing more came until the client left
-        return response_of(played, taken.request_fields)
+            await loop.create_future()  # nothing more came until the client left
+        return await loop.run_in_executor(tapes.reader, response_of, played, taken.request_fields)
 
     # --- responses ---------------------------------------------------------------------------------------------------
     def response_headers(self, exchange: Exchange) -> None:
@@ -330,9 +340,16 @@ class TapeFilter(Filter):
         taken = exchange.state.get(_TAKEN)
         if taken is not None and taken.is_recorded:
             taken.has_body, taken.has_ended = True, last
-            if taken.has_room(data):
+            if _has_room(taken, data):
                 taken.response.append((monotonic() - taken.head_at, data))
         return data
+
+    def request_trailers(self, exchange: Exchange, fields: Fields) -> None:
+        """They pass."""
+
+    def response_trailers(self, exchange: Exchange, fields: Fields) -> None:
+        if (taken := exchange.state.get(_TAKEN)) is not None:
+            taken.has_trailers = True
 
     def complete(self, exchange: Exchange) -> None:
         taken = exchange.state.get(_TAKEN)
@@ -340,22 +357,45 @@ class TapeFilter(Filter):
             return
         report, method = self._tapes.report, exchange.method.decode("latin-1")
         what = f"{method} {self._tapes.masker.uri(taken.uri)}"
-        if self._tapes.config.strict and not taken.is_looked_up:
+        if self._tapes.config.strict and not taken.is_looked_up and exchange.reason is not Reason.CLIENT_GONE:
             tell(report.missing, f"{what}: it was refused before it was looked for")
         if not taken.is_recorded:
             return
         fields = taken.response_fields
         if fields is None:
             tell(report.unrecorded, f"{what}: it has no answer ({exchange.reason.value})")
+        elif not taken.is_asked:
+            tell(report.unrecorded, f"{what}: it was answered before its body had come")
         elif taken.size > MAX_BODY:
             tell(report.unrecorded, f"{what}: its bodies have more than {MAX_BODY >> 20} MiB")
         elif taken.has_body and not taken.has_ended and media_type(_headers(fields)) != EVENTS:
-            tell(report.unrecorded, f"{what}: its answer broke off")
+            tell(report.unrecorded, f"{what}: its answer broke off ({exchange.reason.value})")
+        elif taken.has_trailers and media_type(_headers(fields)).startswith("application/grpc"):
+            tell(report.unrecorded, f"{what}: gRPC tells the outcome in trailers, which tapes do not have")
         else:
+            if taken.has_trailers:
+                tell(report.unrecorded, f"{what}: the trailers of its answer")
             self._tapes.take(method, taken)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
+def _taken(exchange: Exchange, *, is_recorded: bool) -> _Taken:
+    authority, scheme = exchange.authority, exchange.scheme
+    assert authority is not None
+    uri = (
+        f"{scheme.decode()}://{authority.host_field(_PORTS[scheme]).decode()}{exchange.request.path.decode('latin-1')}"
+    )
+    return _Taken(
+        uri, Fields(exchange.request.fields.block), datetime.now(UTC), monotonic(), is_recorded,
+        is_asked=exchange.request.body == 0,
+    )  # fmt: skip
+
+
+def _has_room(taken: _Taken, data: bytes) -> bool:
+    taken.size += len(data)
+    return taken.size <= MAX_BODY
+
+
 def _headers(fields: Fields) -> Headers:
     return [(name.decode("latin-1").lower(), _text(value)) for name, value in fields]
 
@@ -389,6 +429,10 @@ def interaction_of(method: str, taken: _Taken, took: float) -> Interaction:
     if taken.status > 599:
         raise ValueError(f"its status is {taken.status}")
     coding, headers = coding_of(fields).decode(), _kept(fields)
+    if method == "HEAD" and (length := fields.get(b"content-length")):
+        if int(length) > _MAX_LENGTH:
+            raise ValueError(f"its Content-Length is {length.decode()}, and a replay can say {_MAX_LENGTH} at most")
+        headers.append(("content-length", length.decode()))
     events: tuple[float, ...] = ()
     if response and media_type(headers) == EVENTS:
         events = event_times(response, [(took, response)] if coding else taken.response)
@@ -419,6 +463,9 @@ def response_of(recorded: Interaction, request: Fields) -> LocalResponse:
     dropped = _OURS - (set() if recorded.coding else {"content-encoding"})
     fields = [(name.encode(), value.encode()) for name, value in recorded.headers if name.lower() not in dropped]
     body, coding = recorded.body, recorded.coding.encode()
+    if recorded.method == "HEAD":  # its body is not sent: the gateway says the length
+        length = value_of(recorded.headers, "content-length")
+        body, coding = bytes(min(int(length), _MAX_LENGTH) if length.isdecimal() and len(length) < 20 else 0), b""
     accepted = b",".join(request.get_all(b"accept-encoding")).lower().split(b",")
     if body and coding in CODINGS and coding in [each.partition(b";")[0].strip() for each in accepted]:
         body = new_encoder(coding).encode(body, last=True)

@@ -35,6 +35,7 @@ def test_every_answer_passes_check(tmp_path: Path, clients: str, allow: tuple[st
     assert checked.exit_code == 0, checked.output
     commands = found.output.partition("Next:\n")[2].splitlines()
     assert [len(commands), commands[0].split()[:2]] == [3, ["egressproxy", "check"]]
+    assert ("egressproxy learn log.jsonl" in commands[2]) == (clients == "machine" and "report" in allow)
 
 
 def test_questions_are_asked_where_no_option_answers(tmp_path: Path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,12 @@ import egressproxy.tapes as tapes
 from egressproxy.cli.main import main
 from egressproxy.config.reading.load import load
 from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.errors import Reason
+from egressproxy.filters import FilterContext
 from egressproxy.filters.testing import FilterHarness, FilterResult, exchange, response
+from egressproxy.model.fields import Fields
 from egressproxy.tapes import Report, Run, TapeError
-from egressproxy.tapes.filter import MAX_REQUEST
+from egressproxy.tapes.filter import MAX_REQUEST, TapeConfig, TapeFilter, _Taken, _Tapes
 from egressproxy.tapes.tape import read_folder
 from tests.support import manifests as m
 
@@ -195,10 +200,89 @@ def test_what_cannot_be_masked_or_played_is_not_recorded(tmp_path: Path):
     _, told = played(tapes.record(tmp_path), post("a", broken), odd, get())
     assert told.recorded == 1
     assert told.unrecorded == [
-        "POST api.example.com.yaml: a body has a coding that cannot be undone, so that it cannot be masked",
-        "GET api.example.com.yaml: its status is 799",
+        f"POST {URL}: a body has a coding that cannot be undone, so that it cannot be masked",
+        f"GET {URL}: its status is 799",
     ]
     assert [each.status for each in read_folder(tmp_path)] == [200]
+
+
+def test_the_length_that_a_head_request_asks_for_is_played(tmp_path: Path):
+    def head(size: int) -> Callable[[FilterHarness], FilterResult]:
+        said = response()
+        said.fields.add(b"content-length", b"%d" % size)
+        return lambda harness: harness.run(exchange("HEAD", f"{URL}/{size}"), response=said)
+
+    _, told = played(tapes.record(tmp_path), head(70_000), head(2**40), get())
+    assert told.unrecorded == [
+        f"HEAD {URL}/{2**40}: its Content-Length is 1099511627776, and a replay can say 1073741824 at most"
+    ]
+    assert "content-length: ['70000']" in (tmp_path / "api.example.com.yaml").read_text("utf-8")
+    (answer, _), _ = played(tapes.replay(tmp_path, strict=True), head(70_000), get())
+    assert answer.local_response is not None
+    assert len(answer.local_response.body) == 70_000  # which the gateway says, and does not send
+
+
+@pytest.mark.parametrize(
+    ("media", "recorded", "told"),
+    [
+        ("application/grpc", 0, "gRPC tells the outcome in trailers, which tapes do not have"),
+        ("text/plain", 1, "the trailers of its answer"),
+    ],
+    ids=["grpc", "other"],
+)
+def test_trailers_pass_and_are_told(media: str, recorded: int, told: str, tmp_path: Path):
+    def call(harness: FilterHarness) -> FilterResult:
+        trailers = {"grpc-status": "0", "x-sum": "9"}
+        said = response(200, {"Content-Type": media})
+        asked = exchange("POST", URL)
+        return harness.run(
+            asked, request_body=b"a", request_trailers={"x-sum": "1"}, response=said, response_body=b"b",
+            response_trailers=trailers,
+        )  # fmt: skip
+
+    (result,), report = played(tapes.record(tmp_path), call)
+    assert [result.request_trailers.get(b"x-sum"), result.response_trailers.get(b"x-sum")] == [b"1", b"9"]
+    assert (report.recorded, report.unrecorded) == (recorded, [f"POST {URL}: {told}"])
+
+
+def test_a_request_that_was_answered_before_its_end_is_not_recorded(tmp_path: Path):
+    run = tapes.record(tmp_path)
+    config = TapeConfig(**run.extension["config"]["config"])
+    tape = TapeFilter(FilterContext(config, {}, "tape", "", ""))
+    asked = exchange("POST", URL)
+    asked.request.body, asked.response = 9, response(413)
+
+    asyncio.run(tape.request_headers(asked))
+    asyncio.run(tape.request_body(asked, b"half", last=False))
+    tape.response_headers(asked)
+    tape.complete(asked)
+    tape.close()
+    assert run.finish().lines() == [f"not on tape: POST {URL}: it was answered before its body had come"]
+
+
+@pytest.mark.parametrize(("reason", "is_missing"), [(Reason.CLIENT_GONE, False), (Reason.BODY_TOO_LARGE, True)])
+def test_a_client_that_leaves_with_half_a_request_misses_nothing(reason: Reason, is_missing: bool, tmp_path: Path):
+    played(tapes.record(tmp_path), get())
+    run = tapes.replay(tmp_path, strict=True)
+    tape = TapeFilter(FilterContext(TapeConfig(**run.extension["config"]["config"]), {}, "tape", "", ""))
+    asked = exchange("POST", URL)
+    asked.request.body, asked.reason = 9, reason
+    asyncio.run(tape.request_headers(asked))
+    tape.complete(asked)
+    tape.close()
+    assert bool(run.finish().missing) == is_missing
+
+
+def test_a_tape_has_the_order_in_which_requests_came(tmp_path: Path):
+    config = TapeConfig(record_to=str(tmp_path), report=str(tmp_path / "report"))
+    written = _Tapes(config)
+    for began, answer in ((3.0, b"third"), (1.0, b"first"), (2.0, b"second")):  # as they end
+        fields = Fields()
+        taken = _Taken(URL, fields, datetime.now(UTC), began, is_recorded=True, is_asked=True)
+        taken.response_fields, taken.status, taken.response = fields, 200, [(0.0, answer)]
+        written.take("GET", taken)
+    written.close()
+    assert [each.body for each in read_folder(tmp_path)] == [b"first", b"second", b"third"]
 
 
 def test_a_request_that_is_refused_before_its_body_came_is_missing_in_a_strict_run(tmp_path: Path):

@@ -22,6 +22,7 @@ kind: Gateway
 metadata: {{name: egress, namespace: {namespace}}}
 spec:
   gatewayClassName: egressproxy
+{address}
   listeners:
   - {{name: forward, port: {port}, protocol: egressproxy.io/forward-proxy}}"""
 _POLICY: Final = """\
@@ -50,7 +51,9 @@ class LeftOut(NamedTuple):
 
 @dataclass(slots=True)
 class Converted:
-    """The policies for one source. `networks`: the clients known by address, by service account."""
+    """The policies for one source. `networks`: the clients known by address, by service account. `address`: that of the
+    listener, "" for the gateway's default.
+    """
 
     source: str
     policies: list[Policy] = field(default_factory=list)
@@ -58,6 +61,7 @@ class Converted:
     networks: dict[str, list[Network]] = field(default_factory=dict)
     has_passwords: bool = False
     port: int = 3128
+    address: str = ""
 
     def leave_out(self, origin: Origin, why: str, *, is_rule: bool = True) -> None:
         """Each once."""
@@ -68,7 +72,10 @@ class Converted:
     def written(self, namespace: str) -> str:
         """The manifests, and what was left out as comments at the end."""
         namespace = _quoted(namespace)
-        lines = [_GATEWAY.format(source=escaped(self.source), namespace=namespace, port=self.port)]
+        address = "  # For this machine alone: `addresses`, or `run --bind`, lets others in."
+        if self.address:
+            address = f"  addresses: [{{type: IPAddress, value: {_quoted(self.address)}}}]"
+        lines = [_GATEWAY.format(source=escaped(self.source), namespace=namespace, address=address, port=self.port)]
         if self.networks:
             lines += [_head("clients.identity", namespace), "  identity:", "    address:", "      clients:"]
             for account, networks in self.networks.items():

@@ -136,7 +136,8 @@ def _policy(
 
 def _rule(node: yaml.Node, path: Path, into: Converted, name: str = "") -> _Service:
     found = _fields(node, path)
-    name = name or str(getattr(found.pop("name", None), "value", ""))
+    written = str(getattr(found.pop("name", None), "value", ""))
+    name = name or written
     origin = Origin(str(path), _line(node), f"service {name}" if name != "default" else "default")
     action = str(getattr(found.pop("action", None), "value", ""))
     if action not in _ACTIONS:

@@ -254,11 +254,14 @@ def convert_squid(path: Path) -> Converted:
             alike.append((members := [], table))
         members.append(client)
     told_apart = len(alike) > 1
-    for members, (verdicts, by_address) in alike:
-        made = write_entries(
-            verdicts, squid.ports, squid.hosts.get,
-            lambda rule, why: into.leave_out(rule or Origin(str(path), 0), why),
-        )  # fmt: skip
+    for members, (_, by_address) in alike:
+        made, *_ = [  # the rules of each are told
+            write_entries(
+                tables[each][0], squid.ports, squid.hosts.get,
+                lambda rule, why: into.leave_out(rule or Origin(str(path), 0), why),
+            )
+            for each in members
+        ]  # fmt: skip
         if not made.allow and made.mode != "Open":
             continue
         made.deny += [each for each in by_address if not _is_written(each, made.deny)]

@@ -30,7 +30,7 @@ _HINTS: Final = {name: hint for names, hint in (
     ("auth_param", "users and tokens are `identity` of an EgressPolicy: docs/identity.md"),
     ("external_acl_type", "a decision of another program is ExternalAuth or a Webhook: docs/filters.md"),
     ("url_rewrite_program redirect_program", "filters change requests: docs/filters.md"),
-    ("http_port https_port", "listeners, and clients that do not know of the proxy: docs/ways-in.md"),
+    ("http_port", "one listener is written; for others, and clients that do not know of the proxy: docs/ways-in.md"),
     ("ecap_service icap_service", "a Webhook or an ExternalProcessor: docs/filters.md"),
     ("request_header_access", "filters of routes change header fields: docs/filters.md"),
     ("tcp_outgoing_address", "`sourceAddress` of an EgressPolicy: docs/policies.md#source-address"),
@@ -104,6 +104,7 @@ class SquidConf:
         self.lists: dict[str, list[SquidRule]] = {}
         self.opens_tunnels = False
         self.src_is_known = True
+        self._listens = False
         for name, (kind, values) in _PREDEFINED.items():
             self._define(name, kind, values.split(), Origin("Squid's own", 0), Path())
 
@@ -130,8 +131,8 @@ class SquidConf:
                     self.lists.setdefault(name, []).append(SquidRule(rest[0] == "allow", _terms(rest[1:]), place))
             elif name in ("if", "else", "endif") or "${" in " ".join(words):
                 raise ConvertError(f"{origin}: conditions and macros are not read: write what one process reads")
-            elif name == "http_port" and len(rest) == 1 and rest[0].rpartition(":")[2].isdigit():
-                self.into.port = int(rest[0].rpartition(":")[2])
+            elif name in ("http_port", "https_port"):
+                self._listener(name, rest, Origin(origin.path, origin.line, " ".join(words)))
             else:
                 self._directive(name, rest, origin)
 
@@ -143,6 +144,15 @@ class SquidConf:
             self.into.leave_out(origin, f"include {pattern}: no file matches here: convert where Squid runs")
         for each in found:
             self.read(each, seen)
+
+    def _listener(self, name: str, rest: list[str], origin: Origin) -> None:
+        """The first one for clients that know of the proxy is the Gateway's; others are told."""
+        address, _, port = rest[0].rpartition(":") if len(rest) == 1 else ("", "", "")
+        address = address.strip("[]")
+        if name != "http_port" or self._listens or not port.isdigit() or not (not address or _is_address(address)):
+            self.into.leave_out(origin, _HINTS["http_port"], is_rule=False)
+            return
+        self.into.port, self.into.address, self._listens = int(port), address, True
 
     def _directive(self, name: str, rest: list[str], origin: Origin) -> None:
         if name == "ssl_bump" and len(rest) > 1:
@@ -274,6 +284,13 @@ class SquidConf:
                     self.into.leave_out(origin, why)
             acl.networks = {each: at for each, at in acl.networks.items() if each not in acl.doubtful}
         return acls
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(ip_address(text))
+    except ValueError:
+        return False
 
 
 def _is_within(network: Network, wider: Network) -> bool:

@@ -24,7 +24,7 @@ services:
     mitm_domains:
       - domain: example.com
   - {name: batch, project: data, action: report, allowed_domains: [data.example]}
-default: {project: other, action: enforce}
+default: {name: unknown-role, project: other, action: enforce}
 global_allow_list: [status.example]
 """
 
@@ -45,6 +45,7 @@ def test_services_become_policies_with_subjects(tmp_path: Path):
     text = World(found, tmp_path).text
     assert f"    # {tmp_path}/acl.yaml:7 example.com; allowed by line 3\n    - hostnames: [example.com]\n" in text
     assert f"# {tmp_path}/acl.yaml:10 crawler: mitm_domains: tunnels are looked into by `intercept`" in text
+    assert [each.origin.text for each in found.left_out if each.is_rule] == ["crawler: mitm_domains"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import yaml
 
 from egressproxy.operators.convert.manifests import Converted, ConvertError
 from egressproxy.operators.convert.squid import convert_squid
@@ -260,3 +261,35 @@ def test_no_request_passes_that_squid_denies(tmp_path: Path):
     theirs, ours = (sum(each) for each in zip(*counts, strict=True))
     assert theirs > 150
     assert ours > theirs / 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "listener", "told"),
+    [
+        ("http_port 8080", (8080, ""), []),
+        ("http_port 10.200.200.1:3128\nhttp_port 3129", (3128, "10.200.200.1"), ["http_port 3129"]),
+        ("http_port 3128 intercept\nhttp_port [::1]:3127", (3127, "::1"), ["http_port 3128 intercept"]),
+        ("http_port proxy.lan:8080", (3128, ""), ["http_port proxy.lan:8080"]),
+        ("http_port 1 accel\nhttps_port 2 cert=x", (3128, ""), ["http_port 1 accel", "https_port 2 cert=x"]),
+    ],
+    ids=["port", "address", "intercept", "name", "two"],
+)
+def test_one_listener_is_written_and_the_others_are_told(
+    lines: str, listener: tuple[int, str], told: list[str], tmp_path: Path
+):
+    found = converted(tmp_path, f"{lines}\nhttp_access allow good")
+    assert (found.port, found.address) == listener
+    assert [each.origin.text for each in found.left_out] == told
+    (spec,) = [each["spec"] for each in yaml.safe_load_all(found.written("egress")) if each["kind"] == "Gateway"]
+    assert [each["value"] for each in spec.get("addresses", [])] == [each for each in [listener[1]] if each]
+
+
+def test_each_rule_of_clients_that_may_the_same_is_told(tmp_path: Path):
+    rules = """acl one src 10.1.0.0/16
+acl two src 10.2.0.0/16
+http_access deny !ports
+http_access allow one
+http_access allow two
+http_access deny all"""
+    told = [each.origin.text for each in converted(tmp_path, rules).left_out]
+    assert told == ["http_access allow one", "http_access allow two"]

@@ -37,7 +37,7 @@ def routes(folder: Path) -> list[web.AbstractRouteDef]:
     """Serve every repository in the folder."""
 
     async def backend(request: web.Request) -> web.Response:
-        body = await request.read()
+        body = await request.read()  # without its coding
         environment = {
             "PATH": os.environ["PATH"],
             "GIT_PROJECT_ROOT": str(folder),
@@ -51,8 +51,6 @@ def routes(folder: Path) -> list[web.AbstractRouteDef]:
             "REMOTE_USER": "test",
             "REMOTE_ADDR": request.remote or "",
         }
-        if coding := request.headers.get("Content-Encoding"):
-            environment["HTTP_CONTENT_ENCODING"] = coding
         if version := request.headers.get("Git-Protocol"):
             environment["GIT_PROTOCOL"] = version
         process = await asyncio.create_subprocess_exec(
