@@ -6,7 +6,6 @@ import gzip
 import heapq
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,18 +22,10 @@ from egressproxy.cli.asking import ask
 from egressproxy.cli.option_values import memory_size
 from egressproxy.cli.options import ADMIN_DEFAULT, admin_option, asked_admin
 from egressproxy.model.encoding import counted, json_object, time_span
+from egressproxy.operators.learning import policy_plan
 from egressproxy.operators.learning.judgement import Judgement, Left, LeftOut, Thresholds, judge
 from egressproxy.operators.learning.names import PUBLIC_SUFFIX_FILE, PublicSuffixes, patterns_of
 from egressproxy.operators.learning.observations import Observations, moment
-from egressproxy.operators.learning.policy_plan import (
-    AllowedEntry,
-    By,
-    PlannedPolicy,
-    Subject,
-    allowed_entries,
-    plan,
-    uses,
-)
 from egressproxy.operators.learning.policy_text import MARK, changed, comment, file_text, left_out_lines
 
 #: A longer line is no line of the access log.
@@ -45,7 +36,6 @@ POLL_S: Final = 1.0
 KEPT: Final = 1024
 _PROXIES: Final = frozenset({f"egressproxy.io/{name}" for name in ("forward-proxy", "socks5", "transparent")})
 _GZIP: Final = b"\x1f\x8b"
-_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
 def _span(value: str | float) -> float:
@@ -57,7 +47,7 @@ def _span(value: str | float) -> float:
 
 
 def _object_name(value: str) -> str:
-    if value and not _NAME.fullmatch(value):
+    if value and not policy_plan.OBJECT_NAME.fullmatch(value):
         raise click.BadParameter(f"{value!r} is not the name of a policy (lower-case letters, digits, - and .)")
     return value
 
@@ -176,13 +166,13 @@ def command(
         sys.exit(1)
     judged = judge(seen, limits)
     if against is not None:
-        _compare(against, seen, judged, By(by), known, unused_s, replaces, output)
+        _compare(against, seen, judged, policy_plan.By(by), known, unused_s, replaces, output)
 
-    policies, unnamed = plan(judged.learnt, By(by), suffixes=known, replaces=replaces)
+    policies, unnamed = policy_plan.plan(judged.learnt, policy_plan.By(by), suffixes=known, replaces=replaces)
     left_out = [*judged.left_out, *unnamed]
     _warn(seen, policies, left_out)
     left = left_out_lines(left_out, len(judged.learnt) - len(unnamed))
-    _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output)
+    _write(file_text(_about(seen, limits, policy_plan.By(by), suffixes), policies, left), output)
     sys.exit(0 if policies else 1)
 
 
@@ -286,7 +276,7 @@ def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, 
 # --- what is printed --------------------------------------------------------------------------------------------------
 
 
-def _about(seen: Observations, limits: Thresholds, by: By, suffixes: bool) -> list[str]:
+def _about(seen: Observations, limits: Thresholds, by: policy_plan.By, suffixes: bool) -> list[str]:
 
     options = f"--by {by.value} --at-least {limits.at_least} --burst {limits.burst}/{limits.burst_s:g}s"
     options += f" --upload {limits.upload}" + "".join(f" --port {port}" for port in sorted(limits.ports - {80, 443}))
@@ -307,7 +297,7 @@ def _bounds(seen: Observations) -> list[str]:
     ] * bool(seen.forgotten)
 
 
-def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: Sequence[LeftOut]) -> None:
+def _warn(seen: Observations, policies: Sequence[policy_plan.PlannedPolicy], left_out: Sequence[LeftOut]) -> None:
     """Tell on standard error what a reader of the file has to know."""
 
     entries = sum(len(each.entries) for each in policies)
@@ -322,7 +312,7 @@ def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: Seque
     rare = sum(each.why is Left.RARE for each in left_out)
     if rare and not entries:
         _tell(f"{counted(rare, 'destination')} seen too rarely: --at-least 1 learns from a single run")
-    named = {str(record.client) for each in policies if each.subject == Subject()
+    named = {str(record.client) for each in policies if each.subject == policy_plan.Subject()
              for entry in each.entries for record in entry.records if record.client.name != "-"}  # fmt: skip
     if named:
         _tell(
@@ -351,23 +341,23 @@ def _write(text: str, output: Path | None) -> None:
 
 
 def _compare(
-    path: Path, seen: Observations, judged: Judgement, by: By, suffixes: PublicSuffixes | None, unused_s: float | None,
-    replaces: str, output: Path | None,
+    path: Path, seen: Observations, judged: Judgement, by: policy_plan.By, suffixes: PublicSuffixes | None,
+    unused_s: float | None, replaces: str, output: Path | None,
 ) -> None:  # fmt: skip
     """Print what is new or unused as a diff of the learnt file, and exit."""
 
     entries = _entries_in_force(path)
     since = seen.last - unused_s if unused_s is not None else -inf
-    allowed = {id(record) for record, _ in uses(judged.learnt, entries)}
+    allowed = {id(record) for record, _ in policy_plan.uses(judged.learnt, entries)}
     missing = [each for each in judged.learnt if id(each) not in allowed and each.last >= since]
-    new, _ = plan(missing, by, judged.learnt, suffixes, replaces)
+    new, _ = policy_plan.plan(missing, by, judged.learnt, suffixes, replaces)
     unused = []
     if unused_s is not None and seen.last - seen.first < unused_s:
         days = (seen.last - seen.first) / 86_400
         _tell(f"the decisions span {days:.1f} days, which is less than --unused-after: nothing is called unused")
     elif unused_s is not None:
         latest = (each for each in seen.records() if each.reached and each.last >= since)
-        used = {entry for _, entry in uses(latest, entries)}
+        used = {entry for _, entry in policy_plan.uses(latest, entries)}
         unused = [each for each in entries if each not in used]
     file, before = _learnt_file(path)
     gone = {(each.policy, each.hostname, tuple(sorted(each.ports))) for each in unused}
@@ -388,7 +378,7 @@ def _compare(
     sys.exit(1 if diff or by_hand else 0)
 
 
-def _entries_in_force(path: Path) -> list[AllowedEntry]:
+def _entries_in_force(path: Path) -> list[policy_plan.AllowedEntry]:
     from egressproxy.cli.problems import show_problems
     from egressproxy.config.reading.load import read_all
     from egressproxy.config.reading.problems import ConfigError
@@ -399,7 +389,7 @@ def _entries_in_force(path: Path) -> list[AllowedEntry]:
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)
         sys.exit(2)
-    return [*allowed_entries(each for each in objects if isinstance(each, EgressPolicy))]
+    return [*policy_plan.allowed_entries(each for each in objects if isinstance(each, EgressPolicy))]
 
 
 def _learnt_file(path: Path) -> tuple[Path, str]:

@@ -85,10 +85,8 @@ class SquidAcl:
 
     def covers(self, network: Network) -> float:
         """1 for a part of its networks, a half for one of those that are doubtful, else 0."""
-        is_covered, is_doubtful = (
-            any(_is_within(network, each) for each in of) for of in (self.networks, self.doubtful)
-        )
-        return 1 if is_covered else is_doubtful / 2
+        is_covered = any(_is_within(network, each) for each in self.networks)
+        return 1 if is_covered else any(_is_within(network, each) for each in self.doubtful) / 2
 
 
 class SquidRule(NamedTuple):
@@ -278,10 +276,8 @@ class SquidConf:
                 inner = next((each for each in acl.networks if each != wide and _is_within(each, wide)), None)
                 if inner is not None:
                     acl.doubtful[wide] = origin
-                    why = (
-                        f"{inner} is a part of {wide}, and Squid ignores one of the two: the rest of {wide} is unknown"
-                    )
-                    self.into.leave_out(origin, why)
+                    rest = f"Squid ignores one of the two: the rest of {wide} is unknown"
+                    self.into.leave_out(origin, f"{inner} is a part of {wide}, and {rest}")
             acl.networks = {each: at for each, at in acl.networks.items() if each not in acl.doubtful}
         return acls
 

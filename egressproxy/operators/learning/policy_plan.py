@@ -25,7 +25,7 @@ SUFFIX_NAMES: Final = 3
 MUCH: Final = 1 << 20
 MAX_OBJECT_NAME: Final = 200
 _LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+OBJECT_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _SHOWN: Final = 3
 
 
@@ -49,8 +49,8 @@ class Subject(NamedTuple):
     def of(cls, client: ClientKey) -> Subject:
         """The subject that names this client alone, or everybody, where none can."""
         namespace, _, domain = client.namespace.partition("@")
-        can_be_named = _LABEL.fullmatch(namespace) and _NAME.fullmatch(client.service_account)
-        if not client.is_account or not can_be_named or (domain and not _NAME.fullmatch(domain)):
+        can_be_named = _LABEL.fullmatch(namespace) and OBJECT_NAME.fullmatch(client.service_account)
+        if not client.is_account or not can_be_named or (domain and not OBJECT_NAME.fullmatch(domain)):
             return cls()
         return cls(namespace, domain, client.service_account)
 
@@ -100,7 +100,7 @@ class PlannedPolicy(NamedTuple):
         gateway, namespace = self.gateway.partition("/")[2], subject.namespace or "everybody"
         parts = ["learned", gateway, namespace, *filter(None, (subject.trust_domain, subject.service_account))]
         text = ".".join(parts)
-        if len(text) <= MAX_OBJECT_NAME and _NAME.fullmatch(text) and not any("." in part for part in parts):
+        if len(text) <= MAX_OBJECT_NAME and OBJECT_NAME.fullmatch(text) and not any("." in part for part in parts):
             return text
         short = re.sub(r"[^a-z0-9.-]|(?<=\.)-|-(?=\.)", "x", text[:MAX_OBJECT_NAME].lower()).rstrip(".-")
         return f"{short}-{blake2b(chr(0).join(parts).encode(), digest_size=4).hexdigest()}"
