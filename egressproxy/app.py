@@ -26,6 +26,7 @@ from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.ir.telemetry import Signal
 from egressproxy.model.authority import Authority
 from egressproxy.model.certificate import Validity
+from egressproxy.model.encoding import counted
 from egressproxy.model.listening_place import place_text
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.listening import BindError, remedy
@@ -41,7 +42,7 @@ from egressproxy.processes.loader.process import LoaderProcess
 from egressproxy.processes.takeover.service_manager import ServiceManager, given_descriptors
 from egressproxy.processes.workers.data_plane import ConfigRefused, DataPlane, settle_heap
 from egressproxy.processes.workers.kill_switch import KillSwitch
-from egressproxy.reloads import FAILURES, ConfigManager, counted
+from egressproxy.reloads import FAILURES, ConfigManager
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 from egressproxy.telemetry.diagnostics import Diagnostics

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from egressproxy.config.reading.problems import ConfigError, Problem
+from egressproxy.model.encoding import counted
 from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.model.work import at_once
@@ -520,11 +521,6 @@ class ConfigManager:
         """Log the fields that are not served as written; after a reload only new ones."""
         told, self._told = self._told, set(findings)
         tell_findings(self._told - told)
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 object`, `2 objects`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _listeners(places: Iterable[ListenerAddress]) -> dict[tuple[str, int], str]:

@@ -25,6 +25,7 @@ import yaml
 
 from egressproxy.cli.client_settings import ClientSettings, Proxy
 from egressproxy.cli.trust_bundle import TrustProblem, write_bundle
+from egressproxy.config import manifests
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import read_all
 from egressproxy.config.reading.problems import ConfigError
@@ -53,8 +54,6 @@ Source = Mapping[str, Any] | str | Path
 
 #: The Gateway of a configuration without one.
 _GATEWAY: Final = "test/gateway"
-_API: Final = "gateway.networking.k8s.io/v1"
-_OURS: Final = "egressproxy.io/v1alpha1"
 _CA: Final = "testing-ca"
 _CA_DAYS: Final = 7
 #: The longest that the start may take, and that `log` waits for exchanges under way, in seconds.
@@ -206,27 +205,20 @@ class Gateway:
         specs: list[tuple[str, Mapping[str, Any]]] = []
         for number, source in enumerate(self._sources, 1):
             file = str(self._folder / f"<source {number}>")
-            if isinstance(source, Mapping):
-                if "kind" in source:
-                    texts.append((file, _yaml([source])))
-                else:
-                    specs.append((file, source))
-            elif isinstance(source, Path) or ("\n" not in source and ": " not in source):
+            if isinstance(source, Mapping) and "kind" not in source:
+                specs.append((file, source))
+            elif isinstance(source, Path) or (isinstance(source, str) and "\n" not in source and ": " not in source):
                 paths.append(self._folder / source)
             else:
-                texts.append((file, source))
+                texts.append((file, source if isinstance(source, str) else _yaml([source])))
         found = read_all(paths, texts=texts).of(GatewayManifest) if paths or texts else ()
         gateways = [f"{each.namespace}/{each.name}" for each in found] or [_GATEWAY]
         namespace, _, name = gateways[0].partition("/")
-        target = {"targetRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name}]}
         for number, (file, spec) in enumerate(specs, 1):
-            policy = _object(_OURS, "EgressPolicy", namespace, f"testing-{number}", spec={**target, **spec})
-            texts.append((file, _yaml([policy])))
-        objects = [*self._objects(namespace, name, target)]
+            texts.append((file, _yaml([manifests.policy(f"{namespace}/testing-{number}", [name], **spec)])))
+        objects = [*self._objects(namespace, name)]
         if not found:
-            listener = {"name": "forward", "port": 3128, "protocol": "egressproxy.io/forward-proxy"}
-            gateway_spec = {"gatewayClassName": "egressproxy", "listeners": [listener]}
-            objects.append(_object(_API, "Gateway", namespace, name, spec=gateway_spec))
+            objects.append(manifests.forward_gateway(gateways[0]))
         texts.append((str(self._folder / "<testing>"), _yaml(objects)))
         if self._tapes is not None:
             paths.append(self._tapes.write(gateways))
@@ -236,7 +228,7 @@ class Gateway:
             log.warning("%s", warning)
         return made.spec
 
-    def _objects(self, namespace: str, gateway_name: str, target: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _objects(self, namespace: str, gateway_name: str) -> Iterator[manifests.Manifest]:
         """The manifests that stand for the arguments."""
         policy = _policy(self._allow)
         if self._tapes is not None and not (self._sources or self._allow or self._origins):
@@ -244,17 +236,12 @@ class Gateway:
         if self._intercept:
             policy["intercept"] = {"hostnames": self._intercept, "caCertificateRef": {"name": _CA}}
             certificate, key = new_ca("egressproxy testing", time.time(), _CA_DAYS, path_length=0)
-            data = {"tls.crt": certificate, "tls.key": key.reveal().decode()}
-            yield _object("v1", "Secret", namespace, _CA, type="kubernetes.io/tls", stringData=data)
+            pair = {"tls.crt": certificate, "tls.key": key.reveal().decode()}
+            yield manifests.manifest("Secret", f"{namespace}/{_CA}", "v1", type="kubernetes.io/tls", stringData=pair)
         if policy:
-            yield _object(_OURS, "EgressPolicy", namespace, "testing", spec={**target, **policy})
-        for number, (host, (address, port)) in enumerate(self._origins.items(), 1):
-            ports = [{"number": port, "protocol": "HTTP11", "tls": {"mode": "None"}}]
-            backend = {"destination": {"type": "Ip", "ip": {"address": address}, "ports": ports}}
-            ref = {"group": "egressproxy.io", "kind": "Backend", "name": f"testing-{number}"}
-            route = {"parentRefs": [{"name": gateway_name}], "hostnames": [host], "rules": [{"backendRefs": [ref]}]}
-            yield _object(_OURS, "Backend", namespace, ref["name"], spec=backend)
-            yield _object(_API, "HTTPRoute", namespace, ref["name"], spec=route)
+            yield manifests.policy(f"{namespace}/testing", [gateway_name], **policy)
+        for number, (host, place) in enumerate(self._origins.items(), 1):
+            yield from manifests.origin(f"{namespace}/testing-{number}", [gateway_name], *place, host)
 
     # --- what it did -----------------------------------------------------------------------------------------------
     @property
@@ -285,10 +272,6 @@ class Gateway:
 
 #: A gateway of a test: `with gateway(…) as running`.
 gateway = Gateway
-
-
-def _object(api: str, kind: str, namespace: str, name: str, **members: Any) -> dict[str, Any]:
-    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": namespace}, **members}
 
 
 def _yaml(objects: Iterable[Mapping[str, Any]]) -> str:

@@ -126,10 +126,7 @@ def test_filters_stand_in_the_folder_and_their_errors_are_told_in_full(
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (
-            {"destinations": {"allow": [{"hostname": ["a"]}]}},
-            r"<source 1>:\d+:\d+: EgressPolicy .*did you mean hostnames",
-        ),
+        ({"destinations": {"allow": [{"hostname": ["a"]}]}}, r"<source 1>:\d+:\d+: EgressPolicy .*mean hostnames"),
         ("kind: Foo\nx: 1", "<source 1>:1:1: Foo: apiVersion: apiVersion is missing"),
         ("none.yaml", "none.yaml: cannot be read: no such file"),
     ],
@@ -153,17 +150,9 @@ def test_warnings_of_the_configuration_are_logged(caplog: pytest.LogCaptureFixtu
 
 
 PLUGIN = (
-    "-o",
-    "asyncio_default_fixture_loop_scope=function",
-    "-p",
-    "no:egressproxy",
-    "-p",
-    "egressproxy.pytest_plugin",
-    "-p",
-    "no:cacheprovider",
-    "-o",
-    "asyncio_mode=strict",
-)
+    "-o", "asyncio_default_fixture_loop_scope=function", "-p", "no:egressproxy", "-p", "egressproxy.pytest_plugin",
+    "-p", "no:cacheprovider", "-o", "asyncio_mode=strict",
+)  # fmt: skip
 
 
 def test_the_plugin_gives_tests_a_gateway_and_shows_what_failed_ones_asked(pytester: pytest.Pytester):

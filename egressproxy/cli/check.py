@@ -15,6 +15,7 @@ import click
 from egressproxy.cli.options import bind_option, config_option, experimental_option, output_option
 from egressproxy.cli.problems import show_findings, show_problems
 from egressproxy.cli.secrets import secret_options
+from egressproxy.model.encoding import counted
 from egressproxy.model.listening_place import place_text
 from egressproxy.model.secret import SecretBytes
 
@@ -223,11 +224,6 @@ def _declaration(resources: ResourceSet, spec: ExtensionIR) -> tuple[Resource | 
 def _print_json(is_good: bool, more: Mapping[str, Any], **found: Sequence[Problem]) -> None:
     lists = {kind: [each.as_dict() for each in found.get(kind, ())] for kind in _KINDS}
     click.echo(json.dumps({"ok": is_good, **lists, **more}, indent=2))
-
-
-def counted(number: int, thing: str) -> str:
-    """The number and the thing, which is in the plural unless it is one."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:

@@ -11,8 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from egressproxy.cli.check import counted, examine
+from egressproxy.cli.check import examine
 from egressproxy.cli.machine_probes import CONNTRACK, FAILURE, OK, WARNING, Finding, asked, judged, tracks_connections
+from egressproxy.model.encoding import counted
 from egressproxy.model.listening_place import place_text
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.net.listening import bind, remedy, why_unusable
@@ -55,10 +56,8 @@ def limits(options: RunOptions, root: Path = Path("/")) -> Iterator[Finding]:
 def files(options: RunOptions) -> Iterator[Finding]:
     """Whether the folders of the options can be written."""
     log = None if options.access_log in (None, "off") else Path(str(options.access_log))
-    if (folder := options.state_dir) is not None:
-        place = next(
-            each for each in (folder, *folder.absolute().parents) if os.path.exists(each)
-        )  # the gateway makes it
+    if (folder := options.state_dir) is not None:  # the gateway makes it
+        place = next(each for each in (folder, *folder.absolute().parents) if os.path.exists(each))
         yield _writable(place, "--state-dir" if place == folder else f"--state-dir {folder} is to be made")
     for file, option in (
         (log, f"--access-log {log}"), (options.takeover, "--takeover"), (options.tls_key_log, "--tls-key-log"),
@@ -113,8 +112,8 @@ def configuration(options: RunOptions) -> Iterator[Finding]:
 
     if options.cluster is not None:
         yield Finding(OK, "objects of the API server are not looked at here: `kubectl get -o wide` shows their status")
-    is_kept = options.cluster is None and options.state_dir is not None and os.path.isdir(options.state_dir)
-    state = options.state_dir if is_kept else None
+    state = options.state_dir if options.cluster is None else None
+    state = state if state is not None and os.path.isdir(state) else None
     if not options.sources and state is None:
         return
     machine = Machine(why_unusable, experimental=options.experimental)
@@ -178,10 +177,8 @@ def _dns_servers(spec: ConfigIR) -> Iterable[Finding]:
     from egressproxy.ir.backend import BackendTlsIR
     from egressproxy.upstream.dns_server import parse_server
 
-    named = (listener.policy.dns for listener in spec.listeners)
-    servers = {
-        parse_server(each, dns.transport): BackendTlsIR(ca_pem=dns.ca_pem) for dns in named for each in dns.servers
-    }
+    named = ((dns, each) for dns in (listener.policy.dns for listener in spec.listeners) for each in dns.servers)
+    servers = {parse_server(each, dns.transport): BackendTlsIR(ca_pem=dns.ca_pem) for dns, each in named}
     return asked(islice(servers.items(), _MAX_SHOWN))
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from egressproxy.cli.options import together
-
-if TYPE_CHECKING:
-    from egressproxy.operators.convert.manifests import Converted
+from egressproxy.operators.convert.manifests import Converted, ConvertError
+from egressproxy.operators.convert.smokescreen import convert_smokescreen
+from egressproxy.operators.convert.squid import convert_squid
 
 
 def _namespace(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
@@ -58,7 +56,7 @@ def squid(file: Path, namespace: str, *, strict: bool) -> None:
 
     Exit status: 0 done, 1 FILE cannot be read, or with --strict something was left out, 2 wrong usage.
     """
-    _convert(file, namespace, strict, import_module("egressproxy.operators.convert.squid").convert_squid)
+    _convert(file, namespace, strict, convert_squid)
 
 
 @command.command("smokescreen", short_help="Convert an ACL of Smokescreen.")
@@ -72,12 +70,10 @@ def smokescreen(file: Path, namespace: str, *, strict: bool) -> None:
 
     Exit status: 0 done, 1 FILE cannot be read, or with --strict something was left out, 2 wrong usage.
     """
-    _convert(file, namespace, strict, import_module("egressproxy.operators.convert.smokescreen").convert_smokescreen)
+    _convert(file, namespace, strict, convert_smokescreen)
 
 
 def _convert(file: Path, namespace: str, strict: bool, convert: Callable[[Path], Converted]) -> None:
-    from egressproxy.operators.convert.manifests import ConvertError
-
     try:
         found = convert(file)
     except ConvertError as error:

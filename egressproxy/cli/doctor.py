@@ -13,7 +13,6 @@ from typing import Any, Final
 import click
 
 from egressproxy.cli import config_probes, machine_probes
-from egressproxy.cli.check import counted
 from egressproxy.cli.client_options import CLIENT_OPTIONS
 from egressproxy.cli.machine_probes import FAILURE, OK, WARNING, Finding
 from egressproxy.cli.options import ConfigByOption
@@ -22,6 +21,7 @@ from egressproxy.cli.run import options_of
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.styled_lines import StyledLine, print_found, print_lines
 from egressproxy.cli.tape_options import TAPE_OPTIONS
+from egressproxy.model.encoding import counted
 from egressproxy.model.secret import SecretSource
 
 #: The time of all probes, which run at once, in seconds.
@@ -67,13 +67,12 @@ def command(ctx: click.Context, /, connect: str, output: str, sources: tuple[Sec
     try:
         options = options_of(ctx, given, sources)
     except click.UsageError as error:
-        refused = Finding(FAILURE, error.message)
-        probes.append(("options", lambda: [refused]))
+        probes.append(("options", partial(list, [Finding(FAILURE, error.message)])))
     else:
         probes += [(topic, partial(look, options)) for topic, look in config_probes.PROBES.items()]
     findings: list[Finding] = []
     deadline = time.monotonic() + PROBES_S
-    for probe in [_Probe(topic, look) for topic, look in probes]:
+    for probe in [_Probe(*each) for each in probes]:
         found = probe.findings(deadline)
         findings += found
         if output == "text":

@@ -29,17 +29,43 @@ _PRESETS: Final = {
 }  # fmt: skip
 _REPORT: Final = "report"
 _REPORTED: Final = "nothing yet: requests pass, and the log says what a list would refuse"
-_PRIVATE: Final = '10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 127.0.0.0/8, "fc00::/7", "::1"'
+_ADDRESSES: Final = {
+    "machine": ("127.0.0.1", "this machine alone"), "pod": ("127.0.0.1", "the Pod alone"),
+    "network": ("0.0.0.0", "every interface of this machine"),  # noqa: S104 - what was asked for
+}  # fmt: skip
+_MANIFESTS: Final = """\
+# Written by `egressproxy init`. A running gateway applies each change of this file.
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {{name: egress, namespace: agents}}
+spec:
+  gatewayClassName: egressproxy
+  addresses: [{{type: IPAddress, value: {}}}]     # {}
+  listeners:
+  - {{name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}}
+---
+apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {{name: default, namespace: agents}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: egress}}]"""
+_IDENTITY: Final = """\
+  identity:           # other networks are refused. Keys for clients: docs/tutorials/standalone.md
+    required: true
+    address:
+      clients:
+      - {cidrs: [10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 127.0.0.0/8, "fc00::/7", "::1"], namespace: agents, \
+serviceAccount: network}"""
+_INTERCEPT: Final = """\
+  intercept:          # filters and HTTPRoutes see the requests inside. Clients have to trust ca/ca.crt
+    caCertificateRef: {name: interception-ca}"""
 _OPTIONS: Final = "all of --clients, --allow, and --intercept or --no-intercept"
 _FILE: Final = "egress.yaml"
 _CA: Final = "ca"
 
 
 def _suggest(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem[str]]:
-    words = {
-        _REPORT: _REPORTED,
-        **{each: _PRESETS[each][0] for each in _PRESETS},
-    }
+    words = {_REPORT: _REPORTED, **{each: title for each, (title, _) in _PRESETS.items()}}
     return [CompletionItem(word, help=text) for word, text in words.items() if word.startswith(begun)]
 
 
@@ -66,9 +92,9 @@ def command(folder: Path, clients: str | None, allow: tuple[str, ...], intercept
     Exit status: 0 done, 1 DIR has such a file already or cannot be written, 2 wrong usage.
     """
     target = folder / _FILE
-    if target.exists() or (folder / _CA).exists():
-        found = target if target.exists() else folder / _CA
-        raise click.ClickException(f"{found} is there already: name another folder, egressproxy init DIR")
+    for found in (target, folder / _CA):
+        if found.exists():
+            raise click.ClickException(f"{found} is there already: name another folder, egressproxy init DIR")
     if not clients:
         _show("Who are the clients?", _CLIENTS)
         clients = _ask("Clients", "machine", type=click.Choice(tuple(_CLIENTS)))
@@ -76,20 +102,18 @@ def command(folder: Path, clients: str | None, allow: tuple[str, ...], intercept
         presets = {word: f"{title}: {', '.join(hosts)}" for word, (title, hosts) in _PRESETS.items()}
         _show("What may leave?", {_REPORT: _REPORTED, **presets, "HOST": "a host"})
         allow = tuple(_ask("One or more of these, with spaces between", _REPORT).replace(",", " ").split())
-    groups, names = _hosts(allow)
+    hosts = _hosts(allow)
     if intercept is None:
-        intercept = bool(names) and _ask(
-            "Look into TLS to these hosts (with a new CA, that the clients have to trust)?", False,
-            type=bool,
-        )  # fmt: skip
-    if intercept and not names:
+        question = "Look into TLS to these hosts (with a new CA, that the clients have to trust)?"
+        intercept = bool(hosts) and bool(_ask(question, False, type=bool))
+    if intercept and not hosts:
         raise click.UsageError("--intercept needs hosts to look into: name them with --allow, beside report")
-    text = _written(clients, groups, report=_REPORT in allow, opened=names if intercept else [])
+    text = _written(clients, hosts, report=_REPORT in allow, intercept=intercept)
     try:
         if intercept:
             from egressproxy.cli.ca_folder import CaFolder
 
-            CaFolder.create(folder / _CA, "", 730, sorted({each.removeprefix("*.") for each in names}), ())
+            CaFolder.create(folder / _CA, "", 730, sorted({each.removeprefix("*.") for each in hosts}), ())
         folder.mkdir(parents=True, exist_ok=True)
         with target.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -113,86 +137,48 @@ def _ask(question: str, default: Any, type: Any = None) -> Any:
         raise click.UsageError(f"no answer: without a terminal give {_OPTIONS}") from None
 
 
-def _hosts(allow: tuple[str, ...]) -> tuple[dict[str, list[str]], list[str]]:
-    """The hosts of these words by the title of their preset ("" for names), and all of them, each once.
-
-    Raises click.BadParameter.
-    """
+def _hosts(allow: tuple[str, ...]) -> dict[str, str]:
+    """The hosts of these words, each once, with the title of their preset ("" for names). Raises click.BadParameter."""
     from pydantic import TypeAdapter, ValidationError
 
     from egressproxy.config.resources.hostnames import DestinationHostname
 
-    groups: dict[str, list[str]] = {}
-    seen: list[str] = []
+    words = ", ".join((_REPORT, *_PRESETS))
+    found: dict[str, str] = {}
     for word in allow:
         title, hosts = _PRESETS.get(word, ("", (word,)))
         for host in hosts if word != _REPORT else ():
-            words = ", ".join((_REPORT, *_PRESETS))
             try:
                 name = TypeAdapter(DestinationHostname).validate_python(host)
-                if "." not in name:
-                    raise click.BadParameter(
-                        f"{host}: write a whole host name, or one of {words}", param_hint="--allow"
-                    )
+                problem = "" if "." in name else f"{host}: write a whole host name, or one of {words}"
             except ValidationError as error:
                 problem = f"{host}: {error.errors()[0]['msg'].removeprefix('Value error, ')}; or write one of {words}"
-                raise click.BadParameter(problem, param_hint="--allow") from None
-            if name not in seen:
-                seen.append(name)
-                groups.setdefault(title, []).append(name)
-    return groups, seen
+            if problem:
+                raise click.BadParameter(problem, param_hint="--allow")
+            found.setdefault(name, title)
+    return found
 
 
-def _written(clients: str, groups: dict[str, list[str]], *, report: bool, opened: list[str]) -> str:
-    address = "0.0.0.0" if clients == "network" else "127.0.0.1"  # noqa: S104 - what was asked for
-    who = {"machine": "this machine alone", "pod": "the Pod alone", "network": "every interface of this machine"}[
-        clients
-    ]
-    lines = [
-        "# Written by `egressproxy init`. A running gateway applies each change of this file.",
-        "apiVersion: gateway.networking.k8s.io/v1",
-        "kind: Gateway",
-        "metadata: {name: egress, namespace: agents}",
-        "spec:",
-        "  gatewayClassName: egressproxy",
-        f"  addresses: [{{type: IPAddress, value: {address}}}]     # {who}",
-        "  listeners:",
-        "  - {name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}",
-        "---",
-        "apiVersion: egressproxy.io/v1alpha1",
-        "kind: EgressPolicy",
-        "metadata: {name: default, namespace: agents}",
-        "spec:",
-        "  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: egress}]",
-    ]
+def _written(clients: str, hosts: dict[str, str], *, report: bool, intercept: bool) -> str:
+    address, who = _ADDRESSES[clients]
+    lines = [_MANIFESTS.format(address, who)]
     if report:
         lines.append("  mode: Report      # all passes, and the log says `would_deny`; Enforce ends that")
-    lines.append("  destinations:")
-    lines.append(
-        "    allow:" if groups else "    allow: []         # such as: - {hostnames: [api.example.com], ports: [443]}"
-    )
-    for title, hosts in groups.items():
+    more = "" if hosts else " []         # such as: - {hostnames: [api.example.com], ports: [443]}"
+    lines += ["  destinations:", f"    allow:{more}"]
+    for title in dict.fromkeys(hosts.values()):
         lines += [f"    # {title}"] if title else []
-        lines += [f"    - {{hostnames: [{_quoted(host)}], ports: [443]}}" for host in hosts]
+        lines += [f"    - {{hostnames: [{_quoted(host)}], ports: [443]}}" for host, of in hosts.items() if of == title]
     if clients == "network":
-        lines += [
-            "  identity:           # other networks are refused. Keys for clients: docs/tutorials/standalone.md",
-            "    required: true",
-            "    address:",
-            "      clients:",
-            f"      - {{cidrs: [{_PRIVATE}], namespace: agents, serviceAccount: network}}",
-        ]
+        lines.append(_IDENTITY)
     if clients == "pod":
         lines.append("  limits: {connectionsPerClient: 0}     # all connections are of one client")
-    if opened:
-        lines += [
-            "  intercept:          # filters and HTTPRoutes see the requests inside. Clients have to trust ca/ca.crt",
-            "    caCertificateRef: {name: interception-ca}",
-            *textwrap.wrap(
-                f"hostnames: [{', '.join(map(_quoted, opened))}]", 116, initial_indent=" " * 4,
-                subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False,
-            ),
-        ]  # fmt: skip
+    if intercept:
+        named = textwrap.wrap(
+            f"hostnames: [{', '.join(map(_quoted, hosts))}]", 116, initial_indent=" " * 4, subsequent_indent=" " * 6,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        lines += [_INTERCEPT, *named]
     return "\n".join(lines) + "\n"
 
 
@@ -204,24 +190,19 @@ def _next(folder: Path, clients: str, *, report: bool, intercept: bool) -> list[
     """Three commands."""
     at = shlex.quote(str(folder))
     secret = f" --secret agents/interception-ca={shlex.quote(str(folder / _CA))}" if intercept else ""
-    lines = [f"egressproxy check {at}{secret}"]
     if clients == "pod":
-        kept = [f"kubectl create secret generic interception-ca -n agents --from-file={at}/{_CA}"] if intercept else []
-        lines += [
-            f"kubectl create configmap egress -n agents --from-file={at}/{_FILE}",
-            *(kept or ["kubectl apply -f agent.yaml     # the Pod of docs/tutorials/sidecar.md"]),
-        ]
-    elif clients == "network":
-        lines.append(f"egressproxy explain CONNECT example.com:443 --config {at} --as agents/network")
-        lines.append(f"egressproxy run --config {at}{secret}")
+        more = "kubectl apply -f agent.yaml     # the Pod of docs/tutorials/sidecar.md"
+        if intercept:
+            more = f"kubectl create secret generic interception-ca -n agents --from-file={at}/{_CA}"
+        then = [f"kubectl create configmap egress -n agents --from-file={at}/{_FILE}", more]
     else:
-        run, asked = f"egressproxy run --config {at}{secret}", "-- curl -sS https://example.com/"
-        lines += (
-            [
-                f"{run} --access-log log.jsonl {asked}",
+        who = " --as agents/network" * (clients == "network")
+        asked = " -- curl -sS https://example.com/" * (clients == "machine")
+        explain = f"egressproxy explain CONNECT example.com:443 --config {at}{who}"
+        then = [explain, f"egressproxy run --config {at}{secret}{asked}"]
+        if report and asked:
+            then = [
+                f"egressproxy run --config {at}{secret} --access-log log.jsonl{asked}",
                 f"egressproxy learn log.jsonl --at-least 1 --output {at}/learned.yaml",
             ]
-            if report
-            else [f"egressproxy explain CONNECT example.com:443 --config {at}", f"{run} {asked}"]
-        )
-    return lines
+    return [f"egressproxy check {at}{secret}", *then]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
 from time import time
@@ -15,8 +15,6 @@ import click
 if TYPE_CHECKING:
     from egressproxy.ir.identity import ApiKeyIR
 
-_EXPIRES: Final = re.compile(r"([1-9][0-9]{0,4})([smhdw])")
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _PATHS: Final = click.Path(exists=True, path_type=Path)
 
 
@@ -36,11 +34,10 @@ def _expires(_: click.Context, __: click.Parameter, value: str | None) -> str:
     """The end date as `notAfter` has it; "" for none."""
     if not value:
         return ""
-    from egressproxy.model.encoding import rfc3339
+    from egressproxy.model.encoding import rfc3339, time_span
 
-    found = _EXPIRES.fullmatch(value)
-    if found is not None:
-        return rfc3339((datetime.now(UTC) + timedelta(**{_UNITS[found[2]]: int(found[1])})).timestamp())
+    if 0 < (seconds := time_span(value) or 0.0) < 1e11:  # a later year has five digits
+        return rfc3339(time() + seconds)
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:

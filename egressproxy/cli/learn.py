@@ -6,27 +6,27 @@ import gzip
 import heapq
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from difflib import unified_diff
 from io import BufferedReader
 from math import inf
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, Any, Final, cast
 
 import click
 
 from egressproxy.cli.asking import AdminAddress, ask
 from egressproxy.cli.option_values import memory_size
 from egressproxy.cli.options import ADMIN_DEFAULT, admin_option, asked_admin
-
-if TYPE_CHECKING:
-    from egressproxy.operators.learning.in_force import AllowedEntry
-    from egressproxy.operators.learning.judgement import Judgement, LeftOut, Thresholds
-    from egressproxy.operators.learning.observations import Observations
-    from egressproxy.operators.learning.policy_plan import By, PlannedPolicy
+from egressproxy.model.encoding import counted, json_object, time_span
+from egressproxy.operators.learning import policy_plan
+from egressproxy.operators.learning.judgement import Judgement, Left, LeftOut, Thresholds, judge
+from egressproxy.operators.learning.names import PUBLIC_SUFFIX_FILE, PublicSuffixes, patterns_of
+from egressproxy.operators.learning.observations import Observations, moment
+from egressproxy.operators.learning.policy_text import MARK, changed, comment, file_text, left_out_lines
 
 #: A longer line is no line of the access log.
 MAX_LINE: Final = 1 << 17
@@ -36,23 +36,18 @@ POLL_S: Final = 1.0
 KEPT: Final = 1024
 _PROXIES: Final = frozenset({f"egressproxy.io/{name}" for name in ("forward-proxy", "socks5", "transparent")})
 _GZIP: Final = b"\x1f\x8b"
-_SPAN: Final = re.compile(r"([0-9]{1,6})(s|m|h|d)", re.ASCII)
-_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _span(value: str | float) -> float:
     """Seconds of a text such as 90s, 10m, 1h or 14d. Raises click.BadParameter."""
-    if isinstance(value, float):
-        return value
-    found = _SPAN.fullmatch(value)
-    if found is None or not int(found[1]):
+    seconds = value if isinstance(value, float) else time_span(value)
+    if seconds is None:
         raise click.BadParameter(f"{value!r} is not a time; give one such as 90s, 10m, 1h or 14d")
-    return float(int(found[1]) * _SECONDS[found[2]])
+    return seconds
 
 
 def _object_name(value: str) -> str:
-    if value and not _NAME.fullmatch(value):
+    if value and not policy_plan.OBJECT_NAME.fullmatch(value):
         raise click.BadParameter(f"{value!r} is not the name of a policy (lower-case letters, digits, - and .)")
     return value
 
@@ -158,9 +153,6 @@ def command(
     if output is not None and output.exists() and not force:
         raise click.UsageError(f"{output} exists: give --force to replace it, or --against to see what would change")
     known = _known_suffixes(suffix_file) if suffixes else None
-    from egressproxy.operators.learning.judgement import Thresholds, judge
-    from egressproxy.operators.learning.observations import Observations
-    from egressproxy.operators.learning.policy_plan import By
 
     limits = Thresholds(at_least, burst[0], burst[1], upload, frozenset({80, 443, *ports}), private, routed)
     seen = Observations()
@@ -170,24 +162,21 @@ def command(
         _read_process(asked_admin(admin), seen, follow, for_s)
     if not seen.count:
         unread = f"; {seen.unread} lines are no lines of an access log" if seen.unread else ""
-        click.echo(f"egressproxy: no decision was read, so there is nothing to learn{unread}", err=True)
+        _tell(f"no decision was read, so there is nothing to learn{unread}")
         sys.exit(1)
     judged = judge(seen, limits)
     if against is not None:
-        _compare(against, seen, judged, By(by), known, unused_s, replaces, output)
-    from egressproxy.operators.learning.policy_plan import plan
-    from egressproxy.operators.learning.policy_text import file_text, left_out_lines
+        _compare(against, seen, judged, policy_plan.By(by), known, unused_s, replaces, output)
 
-    policies, unnamed = plan(judged.learnt, By(by), suffixes=known, replaces=replaces)
+    policies, unnamed = policy_plan.plan(judged.learnt, policy_plan.By(by), suffixes=known, replaces=replaces)
     left_out = [*judged.left_out, *unnamed]
     _warn(seen, policies, left_out)
     left = left_out_lines(left_out, len(judged.learnt) - len(unnamed))
-    _write(file_text(_about(seen, limits, By(by), suffixes), policies, left), output)
+    _write(file_text(_about(seen, limits, policy_plan.By(by), suffixes), policies, left), output)
     sys.exit(0 if policies else 1)
 
 
-def _known_suffixes(file: Path | None) -> Any:
-    from egressproxy.operators.learning.names import PUBLIC_SUFFIX_FILE, PublicSuffixes
+def _known_suffixes(file: Path | None) -> PublicSuffixes:
 
     file = file or PUBLIC_SUFFIX_FILE
     try:
@@ -208,12 +197,10 @@ def _read_logs(files: Sequence[Path], seen: Observations) -> None:
     with ExitStack() as stack:
         try:
             sources = [_records(_open(path, stack), seen) for path in files]
-            for record in (
-                sources[0] if len(sources) == 1 else heapq.merge(*sources, key=lambda each: str(each.get("time", "")))
-            ):
+            for record in heapq.merge(*sources, key=lambda each: str(each.get("time", ""))):
                 seen.add_log(record)
         except (OSError, EOFError) as error:  # gzip: a file that is cut
-            click.echo(f"egressproxy: an access log cannot be read: {error}", err=True)
+            _tell(f"an access log cannot be read: {error}")
             sys.exit(2)
 
 
@@ -230,11 +217,7 @@ def _records(file: IO[bytes], seen: Observations) -> Iterator[Mapping[str, Any]]
         was_rest, is_rest = is_rest, not line.endswith(b"\n")
         if was_rest:
             continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
+        if (record := json_object(line)) is not None:
             yield record
         elif line.strip():
             seen.unread += 1
@@ -256,7 +239,7 @@ def _read_process(admin: AdminAddress, seen: Observations, follow: bool, for_s: 
             except SystemExit:
                 if not seen.count:
                     raise
-                click.echo("egressproxy: learning from what was collected until now", err=True)
+                _tell("learning from what was collected until now")
                 break
             now = {json.dumps(each): each for each in found}
             new = [each for text, each in now.items() if text not in before]
@@ -268,15 +251,11 @@ def _read_process(admin: AdminAddress, seen: Observations, follow: bool, for_s: 
                 break
             time.sleep(min(POLL_S, max(end - time.monotonic(), 0)))
     if missed:
-        click.echo(
-            "egressproxy: decisions came faster than they could be asked for, and some were missed: learn from the"
-            " access log instead", err=True,
-        )  # fmt: skip
+        _tell("decisions came faster than they were asked for, and some were missed: learn from the access log instead")
 
 
 def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
     """Whether a route of this model (/model) may serve a decision: it names the host, or the listener is no proxy."""
-    from egressproxy.operators.learning.names import patterns_of
 
     routes: dict[str, set[str]] = {}
     for name, values in model.items():
@@ -297,61 +276,53 @@ def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, 
 # --- what is printed --------------------------------------------------------------------------------------------------
 
 
-def _about(seen: Observations, limits: Thresholds, by: By, suffixes: bool) -> list[str]:
-    from egressproxy.operators.learning.policy_plan import moment
+def _about(seen: Observations, limits: Thresholds, by: policy_plan.By, suffixes: bool) -> list[str]:
 
     options = f"--by {by.value} --at-least {limits.at_least} --burst {limits.burst}/{limits.burst_s:g}s"
     options += f" --upload {limits.upload}" + "".join(f" --port {port}" for port in sorted(limits.ports - {80, 443}))
     options += " --private" * limits.allows_private + " --routed" * limits.allows_routed + " --suffixes" * suffixes
     return [
-        f"From {seen.count} decisions about {_counted(len({each.client for each in seen.records()}), 'client')},"
+        f"From {seen.count} decisions about {counted(len({each.client for each in seen.records()}), 'client')},"
         f" {moment(seen.first)} to {moment(seen.last)}; {options}",
         "Requests within one minute count as one time. What was left out, and why, is below the policies.",
         *_bounds(seen),
     ]
 
 
-def _counted(number: int, one: str, more: str = "") -> str:
-    return f"{number} {one if number == 1 else more or one + 's'}"
-
-
-def _bounds(seen: Observations) -> Iterator[str]:
+def _bounds(seen: Observations) -> list[str]:
     """What the bound of memory has left out."""
-    if seen.forgotten:
-        yield (
-            f"The bound of memory was met: {seen.forgotten} destinations that were seen least were forgotten, so that"
-            " some entries may be missing. Learn from a shorter time, or from fewer clients at once."
-        )
+    return [
+        f"The bound of memory was met: {seen.forgotten} destinations that were seen least were forgotten, so that"
+        " some entries may be missing. Learn from a shorter time, or from fewer clients at once."
+    ] * bool(seen.forgotten)
 
 
-def _warn(seen: Observations, policies: Sequence[PlannedPolicy], left_out: Sequence[LeftOut]) -> None:
+def _warn(seen: Observations, policies: Sequence[policy_plan.PlannedPolicy], left_out: Sequence[LeftOut]) -> None:
     """Tell on standard error what a reader of the file has to know."""
-    from egressproxy.operators.learning.judgement import Left
-    from egressproxy.operators.learning.policy_plan import Subject
 
     entries = sum(len(each.entries) for each in policies)
-    click.echo(
-        f"egressproxy: {seen.count} decisions, {_counted(entries, 'entry', 'entries')} in"
-        f" {_counted(len(policies), 'policy', 'policies')}; {_counted(len(left_out), 'destination')} left out",
-        err=True,
-    )  # fmt: skip
+    _tell(
+        f"{seen.count} decisions, {counted(entries, 'entry', 'entries')} in"
+        f" {counted(len(policies), 'policy', 'policies')}; {counted(len(left_out), 'destination')} left out"
+    )
     for line in _bounds(seen):
-        click.echo(f"egressproxy: {line}", err=True)
+        _tell(line)
     if seen.unread:
-        click.echo(f"egressproxy: {seen.unread} lines are no lines of an access log", err=True)
+        _tell(f"{seen.unread} lines are no lines of an access log")
     rare = sum(each.why is Left.RARE for each in left_out)
     if rare and not entries:
-        click.echo(
-            f"egressproxy: {_counted(rare, 'destination')} seen too rarely: --at-least 1 learns from a single run",
-            err=True,
-        )
-    named = {str(record.client) for each in policies if each.subject == Subject()
+        _tell(f"{counted(rare, 'destination')} seen too rarely: --at-least 1 learns from a single run")
+    named = {str(record.client) for each in policies if each.subject == policy_plan.Subject()
              for entry in each.entries for record in entry.records if record.client.name != "-"}  # fmt: skip
     if named:
-        click.echo(
-            f"egressproxy: policies cannot name {len(named)} known clients (no service account): what they need is in a"
-            " policy for everybody; --by identity leaves it out", err=True,
-        )  # fmt: skip
+        _tell(
+            f"policies cannot name {len(named)} known clients (no service account): what they need is in a policy for"
+            " everybody; --by identity leaves it out"
+        )
+
+
+def _tell(text: str) -> None:
+    click.echo(f"egressproxy: {text}", err=True)
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -362,7 +333,7 @@ def _write(text: str, output: Path | None) -> None:
     try:
         output.write_text(text, "utf-8")
     except OSError as error:
-        click.echo(f"egressproxy: {output} cannot be written: {error.strerror or error}", err=True)
+        _tell(f"{output} cannot be written: {error.strerror or error}")
         sys.exit(2)
 
 
@@ -370,32 +341,25 @@ def _write(text: str, output: Path | None) -> None:
 
 
 def _compare(
-    path: Path, seen: Observations, judged: Judgement, by: By, suffixes: Any, unused_s: float | None,
-    replaces: str, output: Path | None,
+    path: Path, seen: Observations, judged: Judgement, by: policy_plan.By, suffixes: PublicSuffixes | None,
+    unused_s: float | None, replaces: str, output: Path | None,
 ) -> None:  # fmt: skip
     """Print what is new or unused as a diff of the learnt file, and exit."""
-    from difflib import unified_diff
-
-    from egressproxy.operators.learning.in_force import uses
-    from egressproxy.operators.learning.policy_plan import plan
-    from egressproxy.operators.learning.policy_text import MARK, changed, comment, file_text
 
     entries = _entries_in_force(path)
     since = seen.last - unused_s if unused_s is not None else -inf
-    allowed = {id(record) for record, _ in uses(judged.learnt, entries)}
+    allowed = {id(record) for record, _ in policy_plan.uses(judged.learnt, entries)}
     missing = [each for each in judged.learnt if id(each) not in allowed and each.last >= since]
-    new, _ = plan(missing, by, judged.learnt, suffixes, replaces)
+    new, _ = policy_plan.plan(missing, by, judged.learnt, suffixes, replaces)
     unused = []
     if unused_s is not None and seen.last - seen.first < unused_s:
-        click.echo(
-            f"egressproxy: the decisions span {(seen.last - seen.first) / 86_400:.1f} days, which is less than"
-            f" --unused-after: nothing is called unused", err=True,
-        )  # fmt: skip
+        days = (seen.last - seen.first) / 86_400
+        _tell(f"the decisions span {days:.1f} days, which is less than --unused-after: nothing is called unused")
     elif unused_s is not None:
         latest = (each for each in seen.records() if each.reached and each.last >= since)
-        used = {entry for _, entry in uses(latest, entries)}
+        used = {entry for _, entry in policy_plan.uses(latest, entries)}
         unused = [each for each in entries if each not in used]
-    file, before = _learnt_file(path, MARK)
+    file, before = _learnt_file(path)
     gone = {(each.policy, each.hostname, tuple(sorted(each.ports))) for each in unused}
     by_hand = [each for each in unused if f"name: {each.policy.partition('/')[2]}" not in before]
     try:
@@ -409,30 +373,29 @@ def _compare(
     old_lines, new_lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
     diff = "".join(unified_diff(old_lines, new_lines, str(file) if before else os.devnull, str(file)))
     _write(diff, output)
-    added = _counted(sum(len(each.entries) for each in new), "new entry", "new entries")
-    click.echo(f"egressproxy: {added}, {len(unused)} unused", err=True)
+    added = counted(sum(len(each.entries) for each in new), "new entry", "new entries")
+    _tell(f"{added}, {len(unused)} unused")
     sys.exit(1 if diff or by_hand else 0)
 
 
-def _entries_in_force(path: Path) -> list[AllowedEntry]:
+def _entries_in_force(path: Path) -> list[policy_plan.AllowedEntry]:
     from egressproxy.cli.problems import show_problems
     from egressproxy.config.reading.load import read_all
     from egressproxy.config.reading.problems import ConfigError
     from egressproxy.config.resources.policy import EgressPolicy
-    from egressproxy.operators.learning.in_force import allowed_entries
 
     try:
         objects = read_all([path]).objects
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)
         sys.exit(2)
-    return [*allowed_entries(each for each in objects if isinstance(each, EgressPolicy))]
+    return [*policy_plan.allowed_entries(each for each in objects if isinstance(each, EgressPolicy))]
 
 
-def _learnt_file(path: Path, mark: str) -> tuple[Path, str]:
+def _learnt_file(path: Path) -> tuple[Path, str]:
     """The learnt file of a configuration with its text; where a new one would be, with "". Raises click.UsageError."""
     paths = sorted(path.glob("[!.]*.y*ml")) if path.is_dir() else [path]
-    found = [(each, text) for each in paths if (text := each.read_text("utf-8", "replace")).startswith(mark)]
+    found = [(each, text) for each in paths if (text := each.read_text("utf-8", "replace")).startswith(MARK)]
     if len(found) > 1:
         names = ", ".join(str(each) for each, _ in found)
         raise click.UsageError(f"{names} are learnt files; give one of them with --against")

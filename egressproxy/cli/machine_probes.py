@@ -244,14 +244,12 @@ def environment() -> Iterator[Finding]:
             # Without user, password, path and query: each may be a secret.
             where = re.split("[/?#]", value.partition("://")[2].rpartition("@")[2] or value.rpartition("@")[2])[0]
             seen.setdefault(where, []).append(f"${name}")
+    remedy = "if the internet is reached only by that proxy, name it as `parent` in an EgressPolicy: docs/parents.md"
     for where, names in seen.items():
         if re.fullmatch(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", where):
             yield Finding(OK, f"{', '.join(names)}: {where}, a proxy on this machine")
-            continue
-        remedy = (
-            "if the internet is reached only by that proxy, name it as `parent` in an EgressPolicy: docs/parents.md"
-        )
-        yield Finding(WARNING, f"{', '.join(names)}: {where}; the gateway does not follow these variables", remedy)
+        else:
+            yield Finding(WARNING, f"{', '.join(names)}: {where}; the gateway does not follow these variables", remedy)
 
 
 def packages() -> Iterator[Finding]:
@@ -262,6 +260,14 @@ def packages() -> Iterator[Finding]:
     missing = [f"{name} ({use})" for name, _, use in extras if name not in there]
     seen = f"optional: {', '.join(there) or 'none'}" + (f"; not installed: {', '.join(missing)}" if missing else "")
     yield Finding(OK, seen, "pip install 'egressproxy[NAME]' where it is needed" if missing else "")
+
+
+_REMEDIES: Final[dict[type[OSError], str]] = {
+    ssl.SSLCertVerificationError: "a corporate proxy may open TLS: add its root to the system's, or correct the clock",
+    socket.gaierror: "see the lines of dns",
+    ConnectionRefusedError: "see whether a server listens there",
+    OSError: "a firewall may drop it: use the parent proxy of the network (docs/parents.md)",
+}
 
 
 def target_of(written: str) -> Authority:
@@ -285,13 +291,7 @@ def connection(target: Authority) -> Iterator[Finding]:
             took = (time.monotonic() - began) * 1000
             yield Finding(OK, f"{target} ({sock.getpeername()[0]}): {tls.version()}, verified, {took:.0f} ms")
     except OSError as error:
-        remedy = "a firewall may drop it: use the parent proxy of the network (docs/parents.md)"
-        if isinstance(error, ssl.SSLCertVerificationError):
-            remedy = "a corporate proxy may open TLS: add its root to the system's, or correct the clock"
-        elif isinstance(error, socket.gaierror):
-            remedy = "see the lines of dns"
-        elif isinstance(error, ConnectionRefusedError):
-            remedy = "see whether a server listens there"
+        remedy = next(text for kind, text in _REMEDIES.items() if isinstance(error, kind))
         yield Finding(FAILURE, f"{target}: {getattr(error, 'verify_message', '') or error.strerror or error}", remedy)
 
 

@@ -123,11 +123,8 @@ spec:
   - {name: forward, port: 3128, protocol: egressproxy.io/forward-proxy}
 ---
 """
-_ALLOW: Final = """\
-  destinations: {allow: [{hostnames: [example.com]}]}
-"""
 _MANIFEST: Final = """\
-${GATEWAY}apiVersion: egressproxy.io/v1alpha1
+apiVersion: egressproxy.io/v1alpha1
 kind: EgressPolicy
 metadata: {name: ${NAME}, namespace: ${NAMESPACE}}
 spec:
@@ -190,12 +187,14 @@ def new(name: str, body: str, folder: Path | None) -> None:
     folder = Path(name) if folder is None else folder
     code, test, *differing = _KINDS[body]
     made = "".join(word.capitalize() for word in name.split("-"))
-    replaced = dict(zip(_DIFFERING, differing, strict=True), NAME=name, MODULE=module, CLASS=f"{made}Filter")
     gateway = _gateway_in(folder)
     namespace, target = gateway or ("agents", "egress")
-    replaced |= {"NAMESPACE": namespace, "TARGET": target, "ALLOW": "" if gateway else _ALLOW}
-    replaced["GATEWAY"] = "" if gateway else Template(_GATEWAY).substitute(replaced)
-    texts = {f"{module}.py": _CODE + code, f"{name}.yaml": _MANIFEST, f"test_{module}.py": _TEST + test}
+    replaced = dict(
+        zip(_DIFFERING, differing, strict=True), NAME=name, MODULE=module, CLASS=f"{made}Filter", NAMESPACE=namespace,
+        TARGET=target, ALLOW="" if gateway else "  destinations: {allow: [{hostnames: [example.com]}]}\n",
+    )  # fmt: skip
+    manifest = _MANIFEST if gateway else _GATEWAY + _MANIFEST
+    texts = {f"{module}.py": _CODE + code, f"{name}.yaml": manifest, f"test_{module}.py": _TEST + test}
     files = {folder / file: Template(text).substitute(replaced) for file, text in texts.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)

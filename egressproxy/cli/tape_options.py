@@ -14,6 +14,7 @@ from egressproxy.cli.options import Decorator, together
 from egressproxy.run_options import RunOptions
 
 if TYPE_CHECKING:
+    from egressproxy.config.manifests import Manifest
     from egressproxy.tapes import Run
 
 _NAME: Final = re.compile(r"[\w-][\w.-]*")
@@ -63,7 +64,7 @@ def with_tapes(given: dict[str, Any], options: RunOptions) -> tuple[RunOptions, 
     is an open forward proxy. Raises click.UsageError.
     """
     record_to, replay_from, tape = (given[name] for name in ("record_to", "replay_from", "tape"))
-    for name in ("strict", "rhythm", "ignore_body", "ignore_query"):
+    for name in TAPE_OPTIONS[3:]:
         if given[name] and replay_from is None:
             raise click.UsageError(f"--{name.replace('_', '-')} is for --replay DIR")
     if record_to is None and replay_from is None:
@@ -82,20 +83,16 @@ def with_tapes(given: dict[str, Any], options: RunOptions) -> tuple[RunOptions, 
     gateways, others = _gateways(options, is_strict) if options.is_configured else _open_gateway(options.open_port)
     if not gateways:
         raise click.UsageError("the configuration has no Gateway to which tapes could be attached")
+    rules = {name: given[name] for name in TAPE_OPTIONS[3:]}
+    target = record_to and record_to / tape
     try:
-        if replay_from is None:
-            run = record(record_to / tape)
-        else:
-            run = replay(
-                replay_from / tape, strict=is_strict, record_to=record_to and record_to / tape,
-                rhythm=given["rhythm"], ignore_body=given["ignore_body"], ignore_query=given["ignore_query"],
-            )  # fmt: skip
+        run = record(target) if replay_from is None else replay(replay_from / tape, record_to=target, **rules)
     except TapeError as error:
         raise click.UsageError(str(error)) from None
     return replace(options, config=(*options.config, run.write(gateways, others))), run
 
 
-def _gateways(options: RunOptions, is_strict: bool) -> tuple[list[str], Sequence[dict[str, Any]]]:
+def _gateways(options: RunOptions, is_strict: bool) -> tuple[list[str], Sequence[Manifest]]:
     """Those of the configuration. What is wrong with it is told when it is served. Raises click.UsageError for a name
     server in a strict run, which resolves no name.
     """
@@ -110,13 +107,8 @@ def _gateways(options: RunOptions, is_strict: bool) -> tuple[list[str], Sequence
     return [f"{each.namespace}/{each.name}" for each in found], ()
 
 
-def _open_gateway(port: int) -> tuple[list[str], Sequence[dict[str, Any]]]:
-    meta = {"name": "egressproxy", "namespace": "tapes"}
-    group = "gateway.networking.k8s.io"
-    listener = {"name": "forward", "port": port, "protocol": "egressproxy.io/forward-proxy"}
-    spec = {"gatewayClassName": "egressproxy", "listeners": [listener]}
-    policy = {"targetRefs": [{"group": group, "kind": "Gateway", "name": "egressproxy"}], "mode": "Open"}
-    return ["tapes/egressproxy"], [
-        {"apiVersion": f"{group}/v1", "kind": "Gateway", "metadata": meta, "spec": spec},
-        {"apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy", "metadata": meta, "spec": policy},
-    ]
+def _open_gateway(port: int) -> tuple[list[str], Sequence[Manifest]]:
+    from egressproxy.config.manifests import forward_gateway, policy
+
+    place = "tapes/egressproxy"
+    return [place], [forward_gateway(place, port), policy(place, ["egressproxy"], mode="Open")]

@@ -70,9 +70,7 @@ def check(paths: tuple[Path, ...], host: str, headers: tuple[str, ...], *, live:
         raise click.UsageError(str(error)) from None
     checked = [check_file(each) for each in files]
     interactions = [each for found, _ in checked for each in found]
-    findings = [each for _, problems in checked for each in problems]
-    for each in findings:
-        click.echo(printable(each))
+    findings = [_told(each) for _, problems in checked for each in problems]
     if live:
         asked = [each for each in interactions if not host or is_to(each, host)]
         if not asked:
@@ -83,19 +81,19 @@ def check(paths: tuple[Path, ...], host: str, headers: tuple[str, ...], *, live:
     sys.exit(1 if findings else 0)
 
 
+def _told(finding: str) -> str:
+    click.echo(printable(finding))
+    return finding
+
+
 async def _live(asked: list[Interaction], fields: list[tuple[str, str]]) -> list[str]:
     """Print and return the findings, one request after the other."""
     import aiohttp
 
     from egressproxy.tapes.checks import drift
 
-    found = []
     async with aiohttp.ClientSession(trust_env=True) as session:
-        for each in asked:
-            for finding in await drift(session, each, fields):
-                click.echo(printable(finding))
-                found.append(finding)
-    return found
+        return [_told(finding) for each in asked for finding in await drift(session, each, fields)]
 
 
 @command.command("har", short_help="Print tapes as an HTTP Archive.")

@@ -9,10 +9,15 @@ from typing import Final
 
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
-from egressproxy.ir.policy import Mode, PolicyIR
+from egressproxy.ir.policy import AddressesIR, Mode, PolicyIR
 from egressproxy.ir.route import WeightedBackend
 
-_POLICY: Final = PolicyIR(mode=Mode.OPEN)
+#: Without a configuration there is no policy that could allow an address.
+_REMEDY: Final = (
+    "let the client go there without the gateway (NO_PROXY, or --no-proxy of `run -- CMD`), or serve a configuration"
+    " that allows it: `egressproxy init` writes one"
+)
+_POLICY: Final = PolicyIR(mode=Mode.OPEN, addresses=AddressesIR(remedy=_REMEDY))
 
 
 def open_proxy(port: int) -> ConfigIR:

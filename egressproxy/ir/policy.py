@@ -175,6 +175,8 @@ class AddressesIR:
     owner: str = ""
     #: For clients, where nothing allows an address: the text of `policy`.
     message: str = ""
+    #: What to do then, where there is no policy to change.
+    remedy: str = ""
 
     def __hash__(self) -> int:
         # The last of each is that of the most specific policy, in which places differ.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from typing import Any, Final
 
 from aiohttp import web
@@ -18,6 +17,7 @@ from egressproxy.admin.write_access import WriteAccess
 from egressproxy.kubeapi.service import ApiService
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused
 from egressproxy.kubeapi.write.write_queue import WriteQueue
+from egressproxy.model.encoding import time_span
 
 PATH: Final = "/intercept/cas"
 #: Writes as the API's own, in the log.
@@ -28,8 +28,6 @@ MAX_WAITING: Final = 16
 MAX_TEXT: Final = 2048
 _SUBJECT: Final = ("namespace", "serviceAccount", "group", "identity")
 _KNOWN: Final = frozenset({"policy", "new", "revoke", "forget", "lifetime", "permit", "claim", *_SUBJECT})
-_LIFETIME: Final = re.compile(r"([1-9][0-9]{0,8})([smhdw])")
-_UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _VERBS: Final = {"new": "new", "revoke": "withdraw", "forget": "forget"}
 #: As `kubeapi.write.issuing.IssuingQuery`, which other processes have.
 _Query = tuple[str, str, str, str, float, tuple[str, ...]]
@@ -103,11 +101,8 @@ def read_query(request: web.BaseRequest) -> _Query:
         subject["claim"] = {"name": name, "value": value}
     if chosen != ["new"] and (subject or query.keys() & {"lifetime", "permit"}):
         raise bad_request(f"{chosen[0]} takes policy alone")
-    lifetime_s = 0.0
-    if "lifetime" in query:
-        found = _LIFETIME.fullmatch(query["lifetime"])
-        if found is None:
-            raise bad_request("write the lifetime as 30d, 12h or 90m")
-        lifetime_s = int(found[1]) * _UNITS_S[found[2]]
+    lifetime_s = time_span(query["lifetime"]) if "lifetime" in query else 0.0
+    if lifetime_s is None:
+        raise bad_request("write the lifetime as 30d, 12h or 90m")
     permitted = tuple(query.getall("permit", []))
     return _VERBS[chosen[0]], policy, query[chosen[0]], json.dumps(subject), lifetime_s, permitted

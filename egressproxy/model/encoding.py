@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+
+_SPAN: Final = re.compile(r"([1-9][0-9]{0,8})([smhdw])", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
@@ -25,6 +29,17 @@ def json_object(data: bytes | str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def time_span(text: str) -> float | None:
+    """The seconds of a text such as 90s, 10m, 12h, 30d or 2w; None for another one, and for none at all."""
+    found = _SPAN.fullmatch(text)
+    return float(int(found[1]) * _SECONDS[found[2]]) if found is not None else None
+
+
+def counted(number: int, one: str, more: str = "") -> str:
+    """`1 object`, `2 objects`; `more` where the plural has another end."""
+    return f"{number} {one if number == 1 else more or one + 's'}"
 
 
 def rfc3339(seconds: float) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import yaml
 
+from egressproxy.config.manifests import Manifest, manifest, origin, policy
 from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.net.file_lock import try_lock
 from egressproxy.net.listening import free_port
@@ -37,8 +38,6 @@ PRIORITY: Final = 999
 _FILTER_FILE: Final = "egressproxy_tape.py"
 _FILTER: Final = "from egressproxy.tapes.filter import TapeConfig as Config, TapeFilter\n\nfilter_class = TapeFilter\n"
 _NAME: Final = "egressproxy-tapes"
-_OURS: Final = "egressproxy.io"
-_GATEWAY_API: Final = "gateway.networking.k8s.io"
 #: The CA of a run ends with it; this is for one that is forgotten.
 _CA_DAYS: Final = 7
 #: Entries of each kind in the lines of a report.
@@ -130,7 +129,9 @@ class Run:
         self._work = TemporaryDirectory(prefix="egressproxy-tapes-")  # readable by this user alone
         self._report = Path(self._work.name) / "report.json"
         folders = {"record_to": record_to, "replay_from": replay_from, "report": self._report}
-        self._settings = {name: "" if path is None else str(path.absolute()) for name, path in folders.items()}
+        self._settings: dict[str, Any] = {
+            name: "" if path is None else str(path.absolute()) for name, path in folders.items()
+        }
         self._settings |= settings
 
     @property
@@ -138,14 +139,14 @@ class Run:
         """The entry for `spec.extensions` of an EgressPolicy."""
         return {
             "name": "tape",
-            "type": f"{_OURS}/Python:v1",
+            "type": "egressproxy.io/Python:v1",
             "phase": "request-headers",
             "priority": PRIORITY,
             "timeout": "24h",  # of a stream that the client ends
             "config": {"path": _FILTER_FILE, "config": self._settings},
         }
 
-    def write(self, gateways: Iterable[str], others: Sequence[dict[str, Any]] = ()) -> Path:
+    def write(self, gateways: Iterable[str], others: Iterable[Manifest] = ()) -> Path:
         """Write `others`, a policy for these Gateways ("namespace/name") in each namespace, and the filter; returns
         their folder, which exists until `finish`.
         """
@@ -156,32 +157,16 @@ class Run:
         for each in gateways:
             namespace, _, name = each.partition("/")
             names.setdefault(namespace, []).append(name)
-        made = [*others, *(manifest for of in names.items() for manifest in self._manifests(*of))]
+        made, pair = [*others], {"tls.crt": self.ca_pem, "tls.key": self._ca_key.reveal().decode()}
+        intercept = {"hostnames": ["*"], "caCertificateRef": {"name": _NAME}}
+        for namespace, of in names.items():
+            place = f"{namespace}/{_NAME}"
+            made.append(manifest("Secret", place, "v1", type="kubernetes.io/tls", stringData=pair))
+            made.append(policy(place, of, intercept=intercept, extensions=[self.extension]))
+            if port := self._settings.get("player_port"):  # the only backend: see `tapes.player`
+                made += origin(place, of, "127.0.0.1", port)
         (folder / "tapes.yaml").write_text(yaml.safe_dump_all(made, sort_keys=False), "utf-8")
         return folder
-
-    def _manifests(self, namespace: str, gateways: Sequence[str]) -> list[dict[str, Any]]:
-        def manifest(api: str, kind: str, **rest: Any) -> dict[str, Any]:
-            return {"apiVersion": api, "kind": kind, "metadata": {"name": _NAME, "namespace": namespace}, **rest}
-
-        pair = {"tls.crt": self.ca_pem, "tls.key": self._ca_key.reveal().decode()}
-        policy = {
-            "targetRefs": [{"group": _GATEWAY_API, "kind": "Gateway", "name": name} for name in gateways],
-            "intercept": {"hostnames": ["*"], "caCertificateRef": {"name": _NAME}},
-            "extensions": [self.extension],
-        }
-        made = [
-            manifest("v1", "Secret", type="kubernetes.io/tls", stringData=pair),
-            manifest(f"{_OURS}/v1alpha1", "EgressPolicy", spec=policy),
-        ]
-        if port := self._settings.get("player_port"):  # the only backend: see `tapes.player`
-            ports = [{"number": port, "protocol": "HTTP11", "tls": {"mode": "None"}}]
-            backend = {"destination": {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": ports}}
-            rules = [{"backendRefs": [{"group": _OURS, "kind": "Backend", "name": _NAME}]}]
-            route = {"parentRefs": [{"name": name} for name in gateways], "rules": rules}
-            made.append(manifest(f"{_OURS}/v1alpha1", "Backend", spec=backend))
-            made.append(manifest(f"{_GATEWAY_API}/v1", "HTTPRoute", spec=route))
-        return made
 
     def finish(self) -> Report:
         """What the run has done. Call it when the gateway has ended."""

@@ -6,13 +6,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from egressproxy.tapes.masking import MARK, Masker
-from egressproxy.tapes.tape import Headers, Interaction, TapeError, is_json, media_type, read
+from egressproxy.tapes.tape import EVENTS, Headers, Interaction, TapeError, is_json, media_type, read
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -129,12 +130,13 @@ def _words(types: set[str]) -> str:
 def shape(headers: Headers, body: bytes) -> dict[str, set[str]]:
     """The paths of a body of JSON, or of the events of a stream by their type, each with the types of its values."""
     found: dict[str, set[str]] = {}
-    if is_json(media_type(headers)):
-        _add(found, "$", _read(body))
-    elif media_type(headers) == "text/event-stream":
-        for event in re.split(r"\r?\n\r?\n", body.decode("utf-8", "replace")):
-            lines = [line.partition(":")[::2] for line in event.splitlines()]
-            value = _read("\n".join(value for name, value in lines if name == "data"))
+    with suppress(ValueError, RecursionError):
+        if is_json(media_type(headers)):
+            _add(found, "$", json.loads(body))
+    for event in re.split(r"\r?\n\r?\n", body.decode("utf-8", "replace")) if media_type(headers) == EVENTS else ():
+        lines = [line.partition(":")[::2] for line in event.splitlines()]
+        with suppress(ValueError, RecursionError):
+            value = json.loads("\n".join(value for name, value in lines if name == "data"))
             kind = next((value.strip() for name, value in lines if name == "event"), "")
             if not kind and isinstance(value, dict):
                 kind = value.get("type") or value.get("object") or ""
@@ -142,20 +144,9 @@ def shape(headers: Headers, body: bytes) -> dict[str, set[str]]:
     return found
 
 
-def _read(data: bytes | str) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return ...
-
-
 def _add(found: dict[str, set[str]], path: str, value: Any) -> None:
-    if value is ...:
-        return
     found.setdefault(path, set()).add(_TYPES.get(type(value), "null"))
-    if isinstance(value, dict):
-        for key, each in value.items():
-            _add(found, f"{path}.{key}", each)
-    elif isinstance(value, list):
-        for each in value:
-            _add(found, f"{path}[*]", each)
+    for key, each in value.items() if isinstance(value, dict) else ():
+        _add(found, f"{path}.{key}", each)
+    for each in value if isinstance(value, list) else ():
+        _add(found, f"{path}[*]", each)

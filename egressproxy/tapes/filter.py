@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise, repeat
 from operator import itemgetter
 from pathlib import Path
 from time import monotonic
@@ -235,6 +235,10 @@ def tell(entries: list[str], entry: str) -> None:
 _RUNS: Final[dict[str, _Tapes]] = {}
 
 
+class NotOnTape(Rejected):
+    has_event = False  # the report at the end names it
+
+
 class TapeFilter(Filter):
     only_reads = True
     ignores_trailers = True
@@ -245,14 +249,11 @@ class TapeFilter(Filter):
 
     def __init__(self, context: FilterContext) -> None:
         config: TapeConfig = context.config
-        tapes = _RUNS.get(config.report)
-        if tapes is None:
-            try:
-                tapes = _RUNS[config.report] = _Tapes(config)
-            except TapeError as error:
-                raise Rejected(str(error)) from None
-        self._tapes = tapes
-        tapes.opened += 1
+        try:
+            self._tapes = _RUNS.get(config.report) or _RUNS.setdefault(config.report, _Tapes(config))
+        except TapeError as error:
+            raise Rejected(str(error)) from None
+        self._tapes.opened += 1
 
     def close(self) -> None:
         self._tapes.opened -= 1
@@ -277,7 +278,7 @@ class TapeFilter(Filter):
     def _pass_unseen(self, what: str, why: str) -> None:
         if self._tapes.config.strict:
             tell(self._tapes.report.missing, f"{what}: {why}")
-            raise Rejected(f"{what} is not on tape: {why}", remedy="replay without --strict to let it pass")
+            raise NotOnTape(f"{what} is not on tape: {why}", remedy="replay without --strict to let it pass")
         tell(self._tapes.report.unrecorded, f"{what}: {why}")
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
@@ -311,7 +312,7 @@ class TapeFilter(Filter):
         taken.is_looked_up = True  # nothing has failed
         if found is None:
             if tapes.config.strict:
-                raise Rejected(
+                raise NotOnTape(
                     f"not in the tapes: {why}",
                     remedy="record it (--record), or let requests differ there (--ignore-body, --ignore-query)",
                 )
@@ -474,8 +475,6 @@ def response_of(recorded: Interaction, request: Fields) -> LocalResponse:
 
 async def _ticket(played: Interaction, player: Player) -> bytes:
     """For a stream that the player sends."""
-    body, times, ends = played.body, played.events or (0.0,), ends_of_events(played.body)
-    pieces = [
-        (times[min(at, len(times) - 1)], body[begin:end]) for at, (begin, end) in enumerate(pairwise((0, *ends)))
-    ]  # fmt: skip
-    return await player.ticket(replace(response_of(played, Fields()), body=b""), pieces)
+    parts = (played.body[begin:end] for begin, end in pairwise((0, *ends_of_events(played.body))))
+    times = chain(played.events, repeat(played.events[-1] if played.events else 0.0))
+    return await player.ticket(replace(response_of(played, Fields()), body=b""), [*zip(times, parts, strict=False)])

@@ -20,6 +20,7 @@ from egressproxy.tapes.tape import (
     checked_uri,
     media_type,
     scalar,
+    told_at,
     value_of,
 )
 
@@ -39,34 +40,22 @@ def to_har(interactions: Sequence[Interaction]) -> dict[str, Any]:
 
 
 def _entry(found: Interaction) -> dict[str, Any]:
-    took = round(found.took * 1000, 3)
+    took, query = round(found.took * 1000, 3), parse_qsl(urlsplit(found.uri).query, keep_blank_values=True)
     request = {
-        "method": found.method,
-        "url": found.uri,
-        "headers": _listed(found.request_headers),
-        "queryString": _listed(parse_qsl(urlsplit(found.uri).query, keep_blank_values=True)),
-        "bodySize": len(found.request_body),
-        **_EMPTY,
-    }
+        "method": found.method, "url": found.uri, "headers": _listed(found.request_headers),
+        "queryString": _listed(query), "bodySize": len(found.request_body), **_EMPTY,
+    }  # fmt: skip
     if found.request_body:
         request["postData"] = _content(found.request_headers, found.request_body)
     response = {
-        "status": found.status,
-        "statusText": found.phrase,
-        "headers": _listed(found.headers),
+        "status": found.status, "statusText": found.phrase, "headers": _listed(found.headers),
         "content": {"size": len(found.body), **_content(found.headers, found.body)},
-        "redirectURL": value_of(found.headers, "location"),
-        "bodySize": -1,
-        **_EMPTY,
-    }
+        "redirectURL": value_of(found.headers, "location"), "bodySize": -1, **_EMPTY,
+    }  # fmt: skip
     return {
-        "startedDateTime": found.began or "1970-01-01T00:00:00Z",
-        "time": took,
-        "request": request,
-        "response": response,
-        "cache": {},
-        "timings": {"send": 0, "wait": took, "receive": 0},
-    }
+        "startedDateTime": found.began or "1970-01-01T00:00:00Z", "time": took, "request": request,
+        "response": response, "cache": {}, "timings": {"send": 0, "wait": took, "receive": 0},
+    }  # fmt: skip
 
 
 def _listed(pairs: Headers) -> list[dict[str, str]]:
@@ -88,14 +77,11 @@ def from_har(data: bytes, file: str) -> Iterator[Interaction]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise TapeError(f"{file}: this is no HAR: it is no JSON with log.entries") from None
     for number, entry in entries:
-        try:
+        with told_at(f"{file}: log.entries[{number}]"):
             # Without what failed, a WebSocket, or what was in a browser's cache.
             is_http = urlsplit(entry["request"]["url"]).scheme in ("http", "https")
             if is_http and 200 <= int(entry["response"]["status"]) <= 599:
                 yield _interaction(entry, entry["request"], entry["response"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise TapeError(f"{file}: log.entries[{number}]: {why}") from None
 
 
 def _interaction(entry: Any, request: Any, response: Any) -> Interaction:

@@ -221,8 +221,10 @@ class Masker:
         media = content_type.partition(";")[0].strip().lower()
         if not body or _DIGESTED.fullmatch(media) is not None:
             return self._binary(body)
+        if media.startswith("multipart/") and (boundary := boundary_of(content_type)):
+            return (b"--" + boundary).join(map(self._part, body.split(b"--" + boundary)))
         if media.startswith("multipart/"):
-            return self._multipart(body, content_type)
+            return self._binary(body)
         if media == "text/event-stream":
             return self._stream(body)
         is_form = media == "application/x-www-form-urlencoded"
@@ -322,13 +324,6 @@ class Masker:
         blank = " " if value.startswith(" ") else ""
         end = "\r" if value.endswith("\r") else ""
         return f"{name}{sign}{blank}{self._said(value.strip())}{end}"
-
-    def _multipart(self, body: bytes, content_type: str) -> bytes:
-        boundary = boundary_of(content_type)
-        if not boundary:
-            return self._binary(body)
-        mark = b"--" + boundary
-        return mark.join(map(self._part, body.split(mark)))
 
     def _part(self, part: bytes) -> bytes:
         blank = re.search(rb"\r?\n\r?\n", part)

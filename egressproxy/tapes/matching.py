@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from egressproxy.tapes.tape import Headers, Interaction, TapeError, boundary_of, counted, is_json, media_type, value_of
@@ -38,9 +38,8 @@ _SHOWN: Final = 60
 Step = tuple[bool, str | int]  # at any depth; a member, an index, or "*"
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """In what requests may differ. Raises TapeError for a JSON path that is none."""
+class Rules(NamedTuple):
+    """In what requests may differ."""
 
     body: tuple[tuple[Step, ...], ...]
     query: frozenset[str]
@@ -119,10 +118,9 @@ def _steps(path: str) -> tuple[Step, ...]:
     found = [*_PATH.finditer(path)]
     if not found or path != "$" + "".join(each.group() for each in found):
         raise TapeError(f"{path!r} is no JSON path: write one such as $.user, $.messages[*].id, or $..id for any depth")
-    parts = (each.groups() for each in found)
     return tuple(
         (dots == "..", name or quoted or (int(index) if index.isdigit() else index))
-        for dots, name, index, quoted in parts
+        for dots, name, index, quoted in (each.groups() for each in found)
     )
 
 
@@ -168,11 +166,10 @@ def first_difference(recorded: Asked, asked: Asked) -> str:
         before, after = getattr(recorded, name), getattr(asked, name)
         if before != after:
             return f"{name} is {after}, the tape has {before}"
-    before_query, after_query = dict(recorded.query), dict(asked.query)
-    for key in dict.fromkeys((*before_query, *after_query)):
-        before, after = before_query.get(key, ...), after_query.get(key, ...)
-        if before != after:
-            return f"parameter {key} is {shown(after)}, the tape has {shown(before)}"
+    was, now = dict(recorded.query), dict(asked.query)
+    for key in dict.fromkeys((*was, *now)):
+        if was.get(key, ...) != now.get(key, ...):
+            return f"parameter {key} is {shown(now.get(key, ...))}, the tape has {shown(was.get(key, ...))}"
     for path, before, after in differences(recorded.body, asked.body):
         if isinstance(before, str) and isinstance(after, str) and before[:_SHOWN] == after[:_SHOWN]:
             begin = max(0, _common(before, after) - 20)

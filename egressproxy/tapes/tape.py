@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,8 +23,6 @@ from egressproxy.model.strict_json import Unreadable, loads_strictly
 from egressproxy.net.durable_file import replace_file
 from egressproxy.protocols.http1.writer import PHRASES
 
-_DUMPER: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: What would not come back as it was from a block of lines.
 _NOT_IN_A_BLOCK: Final = re.compile(
     "[^\n\t\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
@@ -138,11 +137,11 @@ class _Line(list[Any]):
     """A list that is written in one line."""
 
 
-class _Dumper(_DUMPER):  # type: ignore[misc,valid-type]
+class _Dumper(yaml.CSafeDumper):
     pass
 
 
-class _Loader(_LOADER):  # type: ignore[misc,valid-type]
+class _Loader(yaml.CSafeLoader):
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Refuses `<<`, by which a few lines become a mapping that is longer than memory."""
 
@@ -155,13 +154,8 @@ _Dumper.add_representer(
 
 def written(found: Interaction) -> str:
     """The interaction as an entry of the list `interactions`."""
-    extra: dict[str, Any] = {"began": found.began, "took": round(found.took, 3)}
-    if found.coding:
-        extra["coding"] = found.coding
-    if found.events:
-        extra["events"] = _Line(round(each, 3) for each in found.events)
-    if found.is_open:
-        extra["open"] = True
+    events = _Line(round(each, 3) for each in found.events)
+    extra = {"coding": found.coding, "events": events, "open": found.is_open}
     entry = {
         "request": {
             "method": found.method,
@@ -174,7 +168,11 @@ def written(found: Interaction) -> str:
             "headers": _mapping(found.headers),
             "body": {"string": _value(found.body)},
         },
-        "egressproxy": extra,
+        "egressproxy": {
+            "began": found.began,
+            "took": round(found.took, 3),
+            **{name: each for name, each in extra.items() if each},
+        },
     }
     dumped: str = yaml.dump([entry], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return dumped.removesuffix("...\n")  # behind what ends with an empty line: other entries follow
@@ -230,16 +228,21 @@ def read(path: Path) -> list[Interaction]:
         raise TapeError(f"{path}: this is no tape: it has no list `interactions`")
     if data.get("version") != 1:
         raise TapeError(f"{path}: version is {shortened(data.get('version'))}; tapes have version 1")
-    return list(_interactions(path, data.get("interactions") or []))
+    found = []
+    for number, entry in enumerate(data.get("interactions") or [], 1):
+        with told_at(f"{path}: interaction {number}"):
+            found.append(_interaction(entry, str(path), number))
+    return found
 
 
-def _interactions(path: Path, entries: Sequence[Any]) -> Iterator[Interaction]:
-    for number, entry in enumerate(entries, 1):
-        try:
-            yield _interaction(entry, str(path), number)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise TapeError(f"{path}: interaction {number}: {why}") from None
+@contextmanager
+def told_at(place: str) -> Iterator[None]:
+    """Raises TapeError, with the place, for what an entry lacks or has wrong."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise TapeError(f"{place}: {why}") from None
 
 
 def _interaction(entry: Any, file: str, number: int) -> Interaction:

@@ -29,7 +29,7 @@ _GREEN, _YELLOW, _RED, _DIM, _BOLD = "32", "33", "31", "2", "1"
 _TO_DO: Final[Mapping[Reason, str]] = {
     Reason.DESTINATION_DENIED: "remove or narrow the entry of destinations.deny",
     Reason.NO_POLICY: "attach an EgressPolicy with destinations.allow, or a route",
-    Reason.ADDRESS_DENIED: "leave it closed, or name the range and the hosts in addresses.allow of the policy",
+    Reason.ADDRESS_DENIED: "leave it closed, or name the range and the hosts in addresses.allow of a configuration",
     Reason.REVERSE_DNS_DENIED: "correct the PTR records, or set dns.reverseCheck: Report",
     Reason.CREDENTIALS_REQUIRED: "give the client its token or password: https_proxy=http://any:TOKEN@gateway:port",
     Reason.CREDENTIALS_REFUSED: "give the client a fresh token or the right password",

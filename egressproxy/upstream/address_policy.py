@@ -136,8 +136,8 @@ class AddressPolicy:
     """
 
     __slots__ = (
-        "_allow", "_closed", "_closed_names", "_known", "_known_addresses", "_latest", "_message", "_own", "_owner",
-        "_reported", "_reported_names", "_rule", "reports",
+        "_allow", "_closed", "_closed_names", "_known", "_known_addresses", "_latest", "_message", "_own",
+        "_own_remedy", "_owner", "_reported", "_reported_names", "_rule", "reports",
     )  # fmt: skip
 
     def __init__(self, spec: AddressesIR, own: OwnSockets = NO_SOCKETS) -> None:
@@ -148,6 +148,7 @@ class AddressPolicy:
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
         self._message = spec.message
         self._own = own
+        self._own_remedy = spec.remedy
         self._owner = spec.owner
         self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}
         self._known_addresses = 0
@@ -339,14 +340,15 @@ class AddressPolicy:
     def _remedy(self, host: str, addresses: Sequence[IPAddress], kinds: Sequence[str], closing: Closing | None) -> str:
         """The remedy. It names no address except one that the client named itself; an entry's hostnames are names."""
         if _METADATA[0] in kinds:
-            return (
-                "leave it closed: this address hands out the machine's own credentials; where a workload has to reach "
-                "it, write exactly this address (/32 or /128) under cidrs in addresses.allow of an EgressPolicy"
-            )
+            remedy = "leave it closed: this address hands out the machine's own credentials"
+            exactly = "exactly this address (/32 or /128) under cidrs in addresses.allow of an EgressPolicy"
+            return remedy if self._own_remedy else f"{remedy}; where a workload has to reach it, write {exactly}"
         if _OURSELVES in kinds:
             return "point the client at the destination itself, not at this gateway"
         if closing is not None:
             return closing.remedy
+        if self._own_remedy:
+            return self._own_remedy
         place = "allow it in addresses.allow of an EgressPolicy"
         if self._owner:
             place = (

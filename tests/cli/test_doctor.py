@@ -25,26 +25,15 @@ from egressproxy.net.process import cpu_quota
 from egressproxy.run_options import ClusterOptions, RunOptions
 from egressproxy.upstream.dns_client import SYSTEM_TRUST
 from egressproxy.upstream.dns_server import Server
+from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 
-POLICY = """\
-apiVersion: gateway.networking.k8s.io/v1
-kind: Gateway
-metadata: {name: egress, namespace: agents}
-spec:
-  gatewayClassName: egressproxy
-  listeners:
-  - {name: forward, port: %d, protocol: egressproxy.io/forward-proxy}
----
-apiVersion: egressproxy.io/v1alpha1
-kind: EgressPolicy
-metadata: {name: default, namespace: agents}
-spec:
-  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: egress}]
-  destinations: {allow: [{hostnames: [api.github.com], ports: [443]}]}
-  dns: {servers: ["%s"]}
-"""
+
+def write(folder: Path, port: int, server: str = "") -> None:
+    """A Gateway with a listener; and with a policy, if that names a DNS server."""
+    policies = [m.policy(("api.github.com",), dns=server)] if server else []
+    m.write(folder / "a.yaml", [m.gateway(m.forward_listener(port)), *policies])
 
 
 @pytest.fixture
@@ -60,19 +49,19 @@ def invoke(*arguments: str) -> Result:
 @pytest.mark.usefixtures("quiet")
 def test_a_configuration_is_looked_at_with_its_ports_and_dns_servers(tmp_path: Path):
     with NameServer({"example.com": ["192.0.2.1"]}) as names:
-        (tmp_path / "a.yaml").write_text(POLICY % (free_port(), names.address))
+        write(tmp_path, free_port(), names.address)
         result = invoke("--config", str(tmp_path), "--json")
     found = json.loads(result.stdout)
     by_topic = {each["topic"]: each for each in found["findings"]}
     assert result.exit_code == 0, result.output
     assert found["ok"] is True
     assert by_topic["configuration"]["seen"] == "2 objects, all served as written"
-    assert by_topic["ports"]["seen"].startswith("listener agents/egress/forward: 127.0.0.1:")
+    assert by_topic["ports"]["seen"].startswith("listener agents/gw/forward: 127.0.0.1:")
     assert by_topic["dns"]["seen"].startswith(f"{names.address} answers NOERROR for example.com")
 
 
 def test_what_the_api_has_written_is_looked_at_too(tmp_path: Path):
-    (tmp_path / "a.yaml").write_text((POLICY % (free_port(), "")).partition("---")[0])
+    write(tmp_path, free_port())
     found = [*config_probes.configuration(RunOptions(state_dir=tmp_path))]
     assert [each.topic for each in found] == ["", "ports"]
     assert not [*config_probes.configuration(RunOptions(state_dir=tmp_path / "none"))]
@@ -87,7 +76,7 @@ def test_a_folder_that_may_not_be_entered_is_a_failure_and_hides_nothing(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     options = RunOptions(state_dir=tmp_path / "state", socket_dirs=(tmp_path,), config=(tmp_path / "a.yaml",))
-    (tmp_path / "a.yaml").write_text((POLICY % (free_port(), "")).partition("---")[0])
+    write(tmp_path, free_port())
     stat = os.stat
     monkeypatch.setattr(
         os, "stat", lambda path, *a, **b: (forbidden if str(path).endswith("/state") else stat)(path, *a, **b)
@@ -101,7 +90,7 @@ def test_a_folder_that_may_not_be_entered_is_a_failure_and_hides_nothing(
 def test_what_cannot_be_had_is_a_failure_and_the_status_says_so(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        (tmp_path / "a.yaml").write_text(POLICY % (port, "127.0.0.1"))
+        write(tmp_path, port, "127.0.0.1")
         result = invoke("--config", str(tmp_path), "--access-log", str(tmp_path / "gone" / "log"), "--api-writes")
         assert "failure options       --api-writes needs a folder" in result.stdout
         assert "failure options       --port is for the open proxy" in invoke("-c", str(tmp_path), "--port", "1").stdout
@@ -127,12 +116,12 @@ def test_a_probe_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch):
         yield Finding(OK, "Linux")
         hangs.wait(30)
 
-    monkeypatch.setattr(doctor, "PROBES_S", 0.3)
+    monkeypatch.setattr(doctor, "PROBES_S", 0.1)
     monkeypatch.setitem(machine_probes.PROBES, "kernel", slow)
     monkeypatch.setitem(machine_probes.PROBES, "build", lambda: 1 / 0)
     result = invoke()
     hangs.set()
-    assert "ok      kernel        Linux\nwarning kernel        no result within 0.3 s" in result.stdout
+    assert "ok      kernel        Linux\nwarning kernel        no result within 0.1 s" in result.stdout
     assert "warning build         could not be looked at: ZeroDivisionError" in result.stdout
 
 

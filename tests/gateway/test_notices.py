@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from egressproxy.errors import Denied
 from egressproxy.telemetry.event_aggregator import InvolvedObject
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, connect, exchange, forward, reverse
@@ -31,6 +32,14 @@ def test_a_denial_is_of_the_gateway(converse: Start):
         talk.client >> GET
         assert talk.client.answer()[0] == 403
     assert noted(talk) == [("DestinationNotAllowed", 3, GATEWAY, POLICY)]
+
+
+def test_a_denial_that_something_else_names_is_not_noted(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Denied, "has_event", False)
+    talk = converse(forward(allow=("b.example",)))
+    talk.client >> GET
+    assert talk.client.answer()[0] == 403
+    assert noted(talk) == []
 
 
 def test_a_denial_in_a_tunnel_that_is_open_is_noted(converse: Start):

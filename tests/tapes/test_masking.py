@@ -30,17 +30,21 @@ PARTS: Final = ("content-type", 'multipart/form-data; boundary="cut"')
 
 
 def exchange(
-    uri: str = "https://api.example.com/v1/x",
-    *asked: tuple[str, str],
-    body: bytes = b"",
-    answered: Headers | None = None,
-    answer: bytes = b"",
+    uri: str = URL, *asked: tuple[str, str], body: bytes = b"", answered: Headers | None = None, answer: bytes = b""
 ) -> Interaction:
     return Interaction("POST", uri, [*asked], body, 200, "OK", answered or [], answer)
 
 
+def field(secret: str, name: str, form: str = "{}") -> tuple[str, Interaction]:
+    return secret, exchange(URL, (name, form.format(secret)))
+
+
+def url(secret: str, form: str) -> tuple[str, Interaction]:
+    return secret, exchange(form.format(secret))
+
+
 def json_body(**members: object) -> Interaction:
-    return exchange("https://api.example.com/v1/x", JSON, body=json.dumps(members).encode())
+    return exchange(URL, JSON, body=json.dumps(members).encode())
 
 
 def json_answer(**members: object) -> Interaction:
@@ -75,52 +79,28 @@ def gzipped(answer: bytes) -> Interaction:
 BASIC = b64encode(b"deploy:hunter2-of-the-deployer").decode()
 #: What is planted -> where.
 PLANTED: Final[dict[str, tuple[str, Interaction]]] = {
-    "authorization": (OPENAI, exchange(URL, ("authorization", f"Bearer {OPENAI}"))),
-    "authorization of no known form": (
-        "opaque9token7of3mine",
-        exchange(URL, ("Authorization", "opaque9token7of3mine")),
-    ),
-    "basic": (BASIC, exchange(URL, ("authorization", f"Basic {BASIC}"))),
-    "proxy-authorization": (BASIC, exchange(URL, ("proxy-authorization", f"Basic {BASIC}"))),
-    "x-api-key": (ANTHROPIC, exchange(URL, ("x-api-key", ANTHROPIC))),
-    "api-key of Azure": (
-        "0f1e2d3c4b5a69788796a5b4c3d2e1f0",
-        exchange(URL, ("api-key", "0f1e2d3c4b5a69788796a5b4c3d2e1f0")),
-    ),
-    "x-goog-api-key": (
-        "AIzaSyD-0123456789abcdefghijklmnopqrstu",
-        exchange(URL, ("x-goog-api-key", "AIzaSyD-0123456789abcdefghijklmnopqrstu")),
-    ),
-    "private-token": ("glpat-ABCdef123456789ghijk", exchange(URL, ("private-token", "glpat-ABCdef123456789ghijk"))),
-    "security token of AWS": (
-        "IQoJb3JpZ2luX2VjEXAMPLE1",
-        exchange(URL, ("x-amz-security-token", "IQoJb3JpZ2luX2VjEXAMPLE1")),
-    ),
-    "a field of one's own": ("s3cr3t-of-acme-4711", exchange(URL, ("x-acme-secret", "s3cr3t-of-acme-4711"))),
-    "a token in a field": ("csrf-a1b2c3d4e5f6a7b8", exchange(URL, ("x-my-token", "csrf-a1b2c3d4e5f6a7b8"))),
-    "a signature in a field": (
-        "sha256=9f86d081884c7d659a2f",
-        exchange(URL, ("x-hub-signature", "sha256=9f86d081884c7d659a2f")),
-    ),
-    "cookie": ("a1b2c3d4e5f6", exchange(URL, ("cookie", "theme=dark1; sid=a1b2c3d4e5f6"))),
-    "session": (
-        "1f2e3d4c-0000-4000-8000-abcdefabcdef",
-        exchange(URL, ("mcp-session-id", "1f2e3d4c-0000-4000-8000-abcdefabcdef")),
-    ),
-    "query: key": (
-        "AIzaSyD-abcdefghij0123456789klmnopqrstu",
-        exchange(f"{URL}?key=AIzaSyD-abcdefghij0123456789klmnopqrstu&a=1"),
-    ),
+    "authorization": field(OPENAI, "authorization", "Bearer {}"),
+    "authorization of no known form": field(OPAQUE, "Authorization"),
+    "basic": field(BASIC, "authorization", "Basic {}"),
+    "proxy-authorization": field(BASIC, "proxy-authorization", "Basic {}"),
+    "x-api-key": field(ANTHROPIC, "x-api-key"),
+    "api-key of Azure": field("0f1e2d3c4b5a69788796a5b4c3d2e1f0", "api-key"),
+    "x-goog-api-key": field("AIzaSyD-0123456789abcdefghijklmnopqrstu", "x-goog-api-key"),
+    "private-token": field("glpat-ABCdef123456789ghijk", "private-token"),
+    "security token of AWS": field("IQoJb3JpZ2luX2VjEXAMPLE1", "x-amz-security-token"),
+    "a field of one's own": field("s3cr3t-of-acme-4711", "x-acme-secret"),
+    "a token in a field": field("csrf-a1b2c3d4e5f6a7b8", "x-my-token"),
+    "a signature in a field": field("sha256=9f86d081884c7d659a2f", "x-hub-signature"),
+    "cookie": field("a1b2c3d4e5f6", "cookie", "theme=dark1; sid={}"),
+    "session": field("1f2e3d4c-0000-4000-8000-abcdefabcdef", "mcp-session-id"),
+    "query: key": url("AIzaSyD-abcdefghij0123456789klmnopqrstu", URL + "?key={}&a=1"),
     "query: access_token": ("ya29-opaque-value-77", exchange(f"{URL}?access_token=ya29-opaque-value-77")),
     "query: signature": ("4bcf5bdb9f2e", exchange(f"{URL}?X-Amz-Signature=4bcf5bdb9f2e&X-Amz-Expires=60")),
     "query: a key of another name": (GITHUB, exchange(f"{URL}?q={GITHUB}")),
     "query: encoded": ("pass/word&42", exchange(f"{URL}?client_secret=pass%2Fword%2642")),
     "user in the URL": ("p4ssw0rd-of-bob", exchange("https://bob:p4ssw0rd-of-bob@api.example.com/")),
-    "path of a bot": (
-        "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw",
-        exchange("https://api.telegram.org/bot110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw/getMe"),
-    ),
-    "path of a webhook": ("T0A1/B0C2/x9Y8z7W6v5", exchange("https://hooks.slack.com/services/T0A1/B0C2/x9Y8z7W6v5")),
+    "path of a bot": url("110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw", "https://api.telegram.org/bot{}/getMe"),
+    "path of a webhook": url("T0A1/B0C2/x9Y8z7W6v5", "https://hooks.slack.com/services/{}"),
     "JSON: password": ("correct horse", json_body(user="bob", password="correct horse")),
     "JSON: deep": ("abcdefgh12345678", json_body(a=[{"b": {"clientSecret": "abcdefgh12345678"}}])),
     "JSON: in a text": (OPENAI, json_body(messages=[{"role": "user", "content": f"my key is {OPENAI}, ok?"}])),
@@ -130,54 +110,30 @@ PLANTED: Final[dict[str, tuple[str, Interaction]]] = {
     "JSON: a number of a card": ("4111111111111111", json_body(card=4111111111111111)),
     "JSON: a bank account": (
         "DE89370400440532013000",
-        json_body(input="pay DE89 3704 0044 0532 0130 00 or DE89370400440532013000"),
+        json_body(pay="DE89 3704 0044 0532 0130 00 DE89370400440532013000"),
     ),
     "JSON: a name of a member": ("bob.miller@corp-mail.com", json_body(users={"bob.miller@corp-mail.com": 1})),
     "form: client_secret": (
         "f0rm-s3cr3t",
-        exchange(URL, FORM, body=b"grant_type=client_credentials&client_secret=f0rm-s3cr3t"),
+        text_body(FORM[1], b"grant_type=client_credentials&client_secret=f0rm-s3cr3t"),
     ),
-    "form: code": (
-        "4/0AX4XfWh-code",
-        exchange(URL, FORM, body=b"code=4%2F0AX4XfWh-code&grant_type=authorization_code"),
-    ),
-    "form: refresh_token": ("1//0g-refresh-me", exchange(URL, FORM, body=b"refresh_token=1//0g-refresh-me")),
-    "parts: a field": (
-        "p4rt-s3cr3t",
-        exchange(
-            URL,
-            PARTS,
-            body=b'--cut\r\nContent-Disposition: form-data; name="api_key"\r\n\r\np4rt-s3cr3t\r\n--cut--\r\n',
-        ),
-    ),
+    "form: code": ("4/0AX4XfWh-code", text_body(FORM[1], b"code=4%2F0AX4XfWh-code&grant_type=authorization_code")),
+    "form: refresh_token": ("1//0g-refresh-me", text_body(FORM[1], b"refresh_token=1//0g-refresh-me")),
+    "parts: a field": ("p4rt-s3cr3t", part(b'name="api_key"', b"p4rt-s3cr3t")),
     "parts: a file": (
         AWS,
-        exchange(
-            URL,
-            PARTS,
-            body=b'--cut\r\nContent-Disposition: form-data; name="file"; filename="a.json"\r\n'
-            b'Content-Type: application/json\r\n\r\n{"id": "' + AWS.encode() + b'"}\r\n--cut--\r\n',
-        ),
+        part(b'name="file"; filename="a.json"\r\nContent-Type: text/json', b'{"id": "%b"}' % AWS.encode()),
     ),
-    "binary": (
-        GITHUB,
-        exchange(URL, ("content-type", "application/octet-stream"), body=b"\xff\x00 " + GITHUB.encode() + b" \xfe"),
-    ),
-    "text": (JWT, exchange(URL, ("content-type", "text/plain"), body=f"token {JWT}".encode())),
+    "binary": (GITHUB, text_body("application/octet-stream", b"\xff\x00 %b \xfe" % GITHUB.encode())),
+    "text": (JWT, text_body("text/plain", f"token {JWT}".encode())),
     "answer: set-cookie": ("d34db33fd34d", exchange(answered=[("set-cookie", "sid=d34db33fd34d; Path=/; HttpOnly")])),
-    "answer: a token endpoint": (
-        "opaque-access-token-0815",
-        json_answer(access_token="opaque-access-token-0815", expires_in=3600),
-    ),
-    "answer: location": (
-        "sp1cy-c0de-42",
-        exchange(answered=[("location", "https://app.example.com/cb?code=sp1cy-c0de-42&x=1")]),
-    ),
+    "answer: a token endpoint": ("opaque-token-0815", json_answer(access_token="opaque-token-0815", expires_in=3600)),
+    "answer: location": ("sp1cy-c0de-42", exchange(answered=[("location", "https://a.b/cb?code=sp1cy-c0de-42&x=1")])),
     "answer: gzip": (GITHUB, gzipped(json.dumps({"pushed_with": GITHUB}).encode())),
     "answer: events": (OPENAI, exchange(answered=[EVENTS], answer=events(f"use {OPENAI} now"))),
     "answer: JSON in events": (
-        "ev3nt-s3cr3t",
-        exchange(answered=[EVENTS], answer=b'event: x\ndata: {"password": "ev3nt-s3cr3t"}\n\n'),
+        "ev3nt-s3",
+        exchange(answered=[EVENTS], answer=b'event: x\ndata: {"pwd": "ev3nt-s3"}\n\n'),
     ),
     "a field with a blank": ("secretword", exchange(URL, ("x-api-key", "secretword 12345678"))),
     "a field that ends in -key": (OPAQUE, exchange(URL, ("x-rapidapi-key", OPAQUE))),
@@ -233,7 +189,7 @@ def test_what_comes_in_pieces_of_a_stream_is_not_on_tape():
 
 
 def test_a_credential_is_found_again_wherever_an_answer_repeats_it():
-    masker, key = Masker(), "opaque9token7of3mine"
+    masker, key = Masker(), OPAQUE
     asked = exchange(URL, ("authorization", f"Bearer {key}"), answered=[("content-type", "text/plain")])
     masker.interaction(asked)
     for echo in (key, b64encode(f"x:{key}".encode()).decode(), key.encode().hex()):

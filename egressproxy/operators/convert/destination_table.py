@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -41,16 +41,14 @@ class Origin(NamedTuple):
         return (f"{self.path}:{self.line}" if self.line else self.path) + (f" {self.text}" if self.text else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The ports of a class of hosts that may be reached, and the rule that says so."""
 
-    ports: Ports
+    ports: Ports = frozenset()
     rule: Origin | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry of `allow` or `deny`: hosts, ports (none: every port), and the reason for its presence."""
 
     hosts: tuple[Host, ...]
@@ -59,31 +57,29 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Entries:
-    """The lists of one policy. `is_open` stands for mode Open: all that no entry of `deny` names is allowed."""
+class Policy:
+    """One EgressPolicy. `mode` Open allows all that no entry of `deny` names. `clients`: service accounts; else all."""
 
-    allow: list[Entry]
-    deny: list[Entry]
-    is_open: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.allow and not self.is_open
+    name: str = "default"
+    mode: str = "Enforce"
+    allow: list[Entry] = field(default_factory=list)
+    deny: list[Entry] = field(default_factory=list)
+    clients: tuple[str, ...] = ()
+    comment: str = ""
 
 
 def port_ranges(bounds: Iterable[tuple[int, int]]) -> Ports:
     """All ports, cut at the ends of these ranges. Port 80 is always a range of its own."""
-    cuts = {0, 80, 81, MAX_PORT + 1} | {low for low, _ in bounds} | {high + 1 for _, high in bounds}
-    inside = sorted(cut for cut in cuts if 0 <= cut <= MAX_PORT + 1)
-    return frozenset((low, high - 1) for low, high in pairwise(inside))
+    cuts = {0, 80, 81, MAX_PORT + 1, *(cut for low, high in bounds for cut in (low, high + 1) if 0 <= cut <= MAX_PORT)}
+    return frozenset((low, high - 1) for low, high in pairwise(sorted(cuts)))
 
 
 def ancestors(host: Host) -> Iterator[Host]:
     """The classes above a class, the widest last: the suffixes above a name; networks have `covering`."""
     assert isinstance(host, str)
-    labels = host.removeprefix("*.").split(".")
-    for at in range(1, len(labels)):
-        yield "*." + ".".join(labels[at:])
+    name = host.removeprefix("*.")
+    while name := name.partition(".")[2]:
+        yield f"*.{name}"
 
 
 def matches(patterns: Container[Host], host: Host) -> bool:
@@ -94,28 +90,23 @@ def matches(patterns: Container[Host], host: Host) -> bool:
 def write_entries(
     verdicts: Mapping[Host, Verdict], every_port: Ports, origin_of: Callable[[Host], Origin | None],
     left_out: Callable[[Origin | None, str], None],
-) -> Entries:  # fmt: skip
+) -> Policy:  # fmt: skip
     """The entries for this table. What they cannot say is left out, and told to `left_out` with its rule."""
-    open_classes = (ANY_NAME, *ANY_ADDRESS)
-    found = Entries([], [], is_open=all(verdicts[each].ports == every_port for each in open_classes))
-    if not found.is_open and verdicts[ANY_NAME].ports:
-        ports = port_text(verdicts[ANY_NAME].ports, every_port)
-        remedy = "name the hosts, or take mode: Open for every port"
-        if verdicts[ANY_NAME].ports == every_port:
-            remedy = "name the hosts, or take mode: Open, which allows addresses, too"
-        left_out(
-            verdicts[ANY_NAME].rule, f"every other host on {ports} is not allowed: no entry means all names: {remedy}"
-        )
-        verdicts = {**verdicts, **dict.fromkeys(ANY_ADDRESS, Verdict(frozenset()))}  # of no use without names
-    nothing: Ports = frozenset()
+    is_open = all(verdicts[each].ports == every_port for each in (ANY_NAME, *ANY_ADDRESS))
+    others, rule = verdicts[ANY_NAME]
+    if not is_open and others:
+        told = f"every other host on {port_text(others, every_port)} is not allowed: no entry means all names: name the"
+        more = ", which allows addresses, too" if others == every_port else " for every port"
+        left_out(rule, f"{told} hosts, or take mode: Open{more}")
+        verdicts = {**verdicts, **dict.fromkeys(ANY_ADDRESS, Verdict())}  # of no use without names
+    none: tuple[Ports, Ports] = every_port if is_open else frozenset(), frozenset()
     in_force: dict[Host, tuple[Ports, Ports]] = {}  # the allowed and the denied ports below a class
     allow: dict[tuple[tuple[int, ...], str], list[Host]] = {}
     deny: dict[tuple[tuple[int, ...], str], list[Host]] = {}
     names = sorted((each for each in verdicts if isinstance(each, str) and each != ANY_NAME), key=_depth)
     networks = sorted((each for each in verdicts if not isinstance(each, str)), key=lambda each: each.prefixlen)
     for host in [*names, *networks]:
-        above = next((in_force[each] for each in _above(host, networks) if each in in_force), None)
-        allowed, denied = above or (every_port if found.is_open else nothing, nothing)
+        allowed, denied = next((in_force[each] for each in _above(host, networks) if each in in_force), none)
         verdict = verdicts[host]
         wanted = verdict.ports
         if wanted != every_port and not wanted <= allowed and _count(wanted) > _LISTED_PORTS:
@@ -128,19 +119,16 @@ def write_entries(
             origin = origin_of(host)
             deny.setdefault((listed, str(origin) if origin else ""), []).append(host)
         if lost := wanted & denied:
-            left_out(
-                verdict.rule,
-                f"{host} on {port_text(lost, every_port)}: an entry of deny covers it, and deny beats allow",
-            )
+            covered = "an entry of deny covers it, and deny beats allow"
+            left_out(verdict.rule, f"{host} on {port_text(lost, every_port)}: {covered}")
             wanted -= lost
         if wanted - allowed:
             listed = listed_ports(wanted, every_port)
             allow.setdefault((listed, _why(origin_of(host), verdict.rule)), []).append(host)
             allowed |= wanted
         in_force[host] = (allowed, denied)
-    found.allow += [Entry(tuple(hosts), ports, why) for (ports, why), hosts in allow.items()]
-    found.deny += [Entry(tuple(hosts), ports, why) for (ports, why), hosts in deny.items()]
-    return found
+    allowing, denying = ([Entry(tuple(hosts), *key) for key, hosts in each.items()] for each in (allow, deny))
+    return Policy("default", "Open" if is_open else "Enforce", allowing, denying)
 
 
 def port_text(ports: Ports, every_port: Ports) -> str:

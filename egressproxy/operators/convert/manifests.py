@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from egressproxy.operators.convert.destination_table import Entry, Host, Network, Origin
+from egressproxy.operators.convert.destination_table import Entry, Host, Network, Origin, Policy
+from egressproxy.telemetry.diagnostics import escaped
 
 _PLAIN: Final = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*|[0-9.]+/[0-9]+|[1-9][0-9]{0,4}")
 _WORDS: Final = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+_GATEWAY: Final = """\
+# Written by `egressproxy convert` from {source}.
+# The end lists the parts without a counterpart.
+# Names that resolve to private addresses are refused, until addresses.allow of a policy names them.
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {{name: egress, namespace: {namespace}}}
+spec:
+  gatewayClassName: egressproxy
+{address}
+  listeners:
+  - {{name: forward, port: {port}, protocol: egressproxy.io/forward-proxy}}"""
+_POLICY: Final = """\
+---
+{}apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {{name: {}, namespace: {}}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: egress}}]"""
+_PASSWORDS: Final = """\
+  # One line for each user, as in Squid's file: run --secret {}/users:.htpasswd=FILE
+  identity: {{basic: {{secretRef: {{name: users}}}}}}"""
 
 
 class ConvertError(ValueError):
@@ -24,18 +47,6 @@ class LeftOut(NamedTuple):
     origin: Origin
     why: str
     is_rule: bool = True
-
-
-@dataclass(slots=True)
-class Policy:
-    """One EgressPolicy. `clients`: names of service accounts; none: everybody."""
-
-    name: str
-    mode: str
-    allow: list[Entry]
-    deny: list[Entry]
-    clients: tuple[str, ...] = ()
-    comment: str = ""
 
 
 @dataclass(slots=True)
@@ -61,88 +72,55 @@ class Converted:
     def written(self, namespace: str) -> str:
         """The manifests, and what was left out as comments at the end."""
         namespace = _quoted(namespace)
-        lines = [
-            f"# Written by `egressproxy convert` from {_printable(self.source)}.",
-            "# The end lists the parts without a counterpart.",
-            "# Names that resolve to private addresses are refused, until addresses.allow of a policy names them.",
-            "apiVersion: gateway.networking.k8s.io/v1",
-            "kind: Gateway",
-            f"metadata: {{name: egress, namespace: {namespace}}}",
-            "spec:",
-            "  gatewayClassName: egressproxy",
-            f"  addresses: [{{type: IPAddress, value: {_quoted(self.address)}}}]"
-            if self.address
-            else "  # For this machine alone: `addresses`, or `run --bind`, lets others in.",
-            "  listeners:",
-            f"  - {{name: forward, port: {self.port}, protocol: egressproxy.io/forward-proxy}}",
-        ]
+        address = "  # For this machine alone: `addresses`, or `run --bind`, lets others in."
+        if self.address:
+            address = f"  addresses: [{{type: IPAddress, value: {_quoted(self.address)}}}]"
+        lines = [_GATEWAY.format(source=escaped(self.source), namespace=namespace, address=address, port=self.port)]
         if self.networks:
-            lines += [*_head("clients.identity", namespace), "  identity:", "    address:", "      clients:"]
+            lines += [_head("clients.identity", namespace), "  identity:", "    address:", "      clients:"]
             for account, networks in self.networks.items():
-                lines.append(f"      - namespace: {namespace}")
-                lines.append(f"        serviceAccount: {_quoted(account)}")
+                lines += [f"      - namespace: {namespace}", f"        serviceAccount: {_quoted(account)}"]
                 lines += _flow(" " * 8, "cidrs", networks)
         if self.has_passwords:
-            lines += [
-                *_head("clients.identity", namespace),
-                "  # One line for each user, as in Squid's file: run --secret " + namespace + "/users:.htpasswd=FILE",
-                "  identity: {basic: {secretRef: {name: users}}}",
-            ]
+            lines += [_head("clients.identity", namespace), _PASSWORDS.format(namespace)]
         for policy in self.policies:
             lines += _policy_lines(policy, namespace)
         if self.left_out:
-            lines += ["", "# Not carried over:"]
-            lines += [f"# {line}" for line in self.told()]
+            lines += ["", "# Not carried over:", *(f"# {line}" for line in self.told())]
         return "\n".join(lines) + "\n"
 
     def told(self) -> list[str]:
         """What was left out, a line each, in the order of the source."""
         ordered = sorted(self.left_out, key=lambda each: (not each.is_rule, each.origin.path, each.origin.line))
-        return [_printable(f"{each.origin}: {each.why}") for each in ordered]
+        return [escaped(f"{each.origin}: {each.why}") for each in ordered]
 
 
-def _head(name: str, namespace: str) -> list[str]:
-    return [
-        "---",
-        "apiVersion: egressproxy.io/v1alpha1",
-        "kind: EgressPolicy",
-        f"metadata: {{name: {name}, namespace: {namespace}}}",
-        "spec:",
-        "  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: egress}]",
-    ]
+def _head(name: str, namespace: str, comment: str = "") -> str:
+    return _POLICY.format(f"# {escaped(comment)}\n" if comment else "", name, namespace)
 
 
 def _policy_lines(policy: Policy, namespace: str) -> list[str]:
-    lines = _head(policy.name, namespace)
-    if policy.comment:
-        lines.insert(1, f"# {_printable(policy.comment)}")
+    lines = [_head(policy.name, namespace, policy.comment)]
     if policy.clients:
         lines.append("  subjects:")
         lines += [f"  - {{namespace: {namespace}, serviceAccount: {_quoted(each)}}}" for each in policy.clients]
     if policy.mode != "Enforce":
         lines.append(f"  mode: {policy.mode}")
-    lines.append("  destinations:")
-    lines.append("    allow:" if policy.allow else "    allow: []")
+    lines += ["  destinations:", "    allow:" if policy.allow else "    allow: []"]
     lines += [line for each in policy.allow for line in _entry_lines(each)]
-    if policy.deny:
-        lines.append("    deny:")
-    lines += [line for each in policy.deny for line in _entry_lines(each)]
-    return lines
+    lines += ["    deny:"] * bool(policy.deny)
+    return [*lines, *(line for each in policy.deny for line in _entry_lines(each))]
 
 
 def _entry_lines(entry: Entry) -> list[str]:
-    lines = [f"    # {_printable(entry.why)}"] if entry.why else []
-    fields: list[str] = []
     names = [each for each in entry.hosts if isinstance(each, str)]
-    for key, values in (("hostnames", names), ("cidrs", [each for each in entry.hosts if not isinstance(each, str)])):
-        if values:
-            fields += _flow(" " * 6, key, values)
-    if entry.ports:
-        fields += _flow(" " * 6, "ports", map(str, entry.ports))
-    return [*lines, "    - " + fields[0].lstrip(), *fields[1:]]
+    networks = [each for each in entry.hosts if not isinstance(each, str)]
+    values: dict[str, Sequence[Host]] = {"hostnames": names, "cidrs": networks, "ports": [*map(str, entry.ports)]}
+    first, *more = (line for key, listed in values.items() if listed for line in _flow(" " * 6, key, listed))
+    return [*([f"    # {escaped(entry.why)}"] if entry.why else []), "    - " + first.lstrip(), *more]
 
 
-def _flow(indent: str, key: str, values: Iterable[Host]) -> list[str]:
+def _flow(indent: str, key: str, values: Sequence[Host]) -> list[str]:
     """`key: [values]` in lines of 116 characters."""
     listed = ", ".join(map(_quoted, values))
     return textwrap.wrap(
@@ -154,7 +132,3 @@ def _flow(indent: str, key: str, values: Iterable[Host]) -> list[str]:
 def _quoted(value: Host) -> str:
     """Quoted where YAML would read something else than this text, such as a number or a boolean."""
     return str(value) if _PLAIN.fullmatch(str(value)) and value not in _WORDS else f'"{value}"'
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text)

@@ -22,12 +22,13 @@ from egressproxy.operators.convert.destination_table import (
     HOSTNAME,
     Host,
     Origin,
+    Policy,
     Verdict,
     matches,
     port_ranges,
     write_entries,
 )
-from egressproxy.operators.convert.manifests import Converted, ConvertError, Policy
+from egressproxy.operators.convert.manifests import Converted, ConvertError
 
 _ACTIONS: Final = ("open", "report", "enforce")
 _ACCOUNT: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -74,30 +75,30 @@ def convert_smokescreen(path: Path) -> Converted:
     allowed = _globs(top.pop("global_allow_list", None), path, into)
     for key, node in top.items():
         into.leave_out(Origin(str(path), _line(node), key), "not known")
-    hosts: dict[Host, Origin] = {ANY_NAME: Origin(str(path), 0)} | dict.fromkeys(ANY_ADDRESS, Origin(str(path), 0))
+    hosts: dict[Host, Origin] = dict.fromkeys((ANY_NAME, *ANY_ADDRESS), Origin(str(path), 0))
     for each in (*(rule.domains for rule in (*services, *([default] if default else []))), denied, allowed):
-        hosts |= {host: origin for host, origin in each.items() if host not in hosts}
+        hosts = each | hosts
+
+    def table_of(rule: _Service) -> dict[Host, Verdict]:
+        return {host: _verdict(rule, host, denied, allowed) for host in hosts}
+
     for rule in services:
         if _ACCOUNT.fullmatch(rule.name):
-            table = {host: _verdict(rule, host, denied, allowed) for host in hosts}
-            into.policies.append(_policy(rule, table, hosts, into, rule.name))
+            into.policies.append(_policy(rule, table_of(rule), hosts, into, rule.name))
     if default:
-        table = {host: _verdict(default, host, denied, allowed) for host in hosts}
+        table = table_of(default)
         lost: set[Host] = set()
         for rule in services:  # a policy for everybody is for the services, too
-            own = {host: _verdict(rule, host, denied, allowed).ports for host in hosts}
-            lost |= {host for host, each in table.items() if each.ports and not own[host]}
-            table = {host: Verdict(each.ports & own[host], each.rule) for host, each in table.items()}
+            own = table_of(rule)
+            lost |= {host for host, each in table.items() if each.ports and not own[host].ports}
+            table = {host: Verdict(each.ports & own[host].ports, each.rule) for host, each in table.items()}
         if lost:
             text = ", ".join(sorted("every other host" if each == ANY_NAME else str(each) for each in lost))
             into.leave_out(default.origin, f"not for clients without a service: {text}: some service may not")
         policy = _policy(default, table, hosts, into, "")
         for host in (each for entry in policy.deny for each in entry.hosts):
             for rule in services:
-                if any(
-                    _verdict(rule, each, denied, allowed).ports and _matches({host: rule.origin}, each)
-                    for each in hosts
-                ):
+                if any(own.ports and _matches({host: rule.origin}, each) for each, own in table_of(rule).items()):
                     into.leave_out(rule.origin, f"{host}: the default rule denies it, and deny beats allow")
         into.policies.append(policy)
     if services:
@@ -109,14 +110,8 @@ def convert_smokescreen(path: Path) -> Converted:
 
 
 def _verdict(rule: _Service, host: Host, denied: dict[Host, Origin], allowed: dict[Host, Origin]) -> Verdict:
-    nothing = Verdict(frozenset())
-    if _matches(rule.domains, host):
-        return Verdict(_EVERY_PORT, rule.origin)
-    if _matches(denied, host):
-        return nothing
-    if _matches(allowed, host) or rule.action != "enforce":
-        return Verdict(_EVERY_PORT, rule.origin)
-    return nothing
+    is_left_open = not _matches(denied, host) and (_matches(allowed, host) or rule.action != "enforce")
+    return Verdict(_EVERY_PORT, rule.origin) if _matches(rule.domains, host) or is_left_open else Verdict()
 
 
 def _matches(patterns: dict[Host, Origin], host: Host) -> bool:
@@ -126,26 +121,17 @@ def _matches(patterns: dict[Host, Origin], host: Host) -> bool:
 def _policy(
     rule: _Service, table: dict[Host, Verdict], hosts: dict[Host, Origin], into: Converted, account: str
 ) -> Policy:
-    entries = write_entries(table, _EVERY_PORT, hosts.get, lambda at, why: into.leave_out(at or rule.origin, why))
-    mode = "Open" if entries.is_open else "Enforce"
-    if entries.is_open and rule.action == "report" and not entries.deny:
-        mode = "Report"
-        entries = write_entries(
-            {host: each if _listed(rule, host, hosts) else Verdict(frozenset()) for host, each in table.items()},
-            _EVERY_PORT, hosts.get, lambda _at, _why: None,
-        )  # fmt: skip
-    elif rule.action == "report" and mode == "Open":
-        into.leave_out(
-            rule.origin,
-            "report: mode is Open, because Report would let pass what global_deny_list denies: it is not counted",
-        )
-    return Policy(
-        account or "default.rule", mode, entries.allow, entries.deny, (account,) if account else (), str(rule.origin)
-    )
-
-
-def _listed(rule: _Service, host: Host, hosts: dict[Host, Origin]) -> bool:
-    return host in hosts and host not in (ANY_NAME, *ANY_ADDRESS) and _matches(rule.domains, host)
+    made = write_entries(table, _EVERY_PORT, hosts.get, lambda at, why: into.leave_out(at or rule.origin, why))
+    if rule.action == "report" and made.mode == "Open" and not made.deny:
+        listed = {host for host in hosts if host not in (ANY_NAME, *ANY_ADDRESS) and _matches(rule.domains, host)}
+        own = {host: each if host in listed else Verdict() for host, each in table.items()}
+        made = write_entries(own, _EVERY_PORT, hosts.get, lambda _at, _why: None)
+        made.mode = "Report"
+    elif rule.action == "report" and made.mode == "Open":
+        why = "mode is Open, because Report would let pass what global_deny_list denies: it is not counted"
+        into.leave_out(rule.origin, f"report: {why}")
+    made.name, made.clients, made.comment = account or "default.rule", (account,) * bool(account), str(rule.origin)
+    return made
 
 
 def _rule(node: yaml.Node, path: Path, into: Converted, name: str = "") -> _Service:

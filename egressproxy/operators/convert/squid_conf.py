@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from glob import glob
 from ipaddress import ip_address, ip_network, summarize_address_range
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from egressproxy.operators.convert.destination_table import ANY_ADDRESS, HOSTNAME, Host, Network, Origin
 from egressproxy.operators.convert.manifests import Converted, ConvertError
@@ -22,35 +24,31 @@ _PREDEFINED: Final = {
     "manager": ("manager", ""),
     "connect": ("method", "CONNECT"),
 }
-_HINTS: Final = {
-    "cache_peer": "a proxy on the way is `parent` of an EgressPolicy: docs/parents.md",
-    "never_direct": "a proxy on the way is `parent` of an EgressPolicy: docs/parents.md",
-    "ssl_bump": "name the tunnels to look into in `intercept` of an EgressPolicy: docs/interception.md",
-    "auth_param": "users and tokens are `identity` of an EgressPolicy: docs/identity.md",
-    "external_acl_type": "a decision of another program is ExternalAuth or a Webhook: docs/filters.md",
-    "url_rewrite_program": "filters change requests: docs/filters.md",
-    "http_port": "one listener is written; for others, and clients that do not know of the proxy: docs/ways-in.md",
-    "redirect_program": "filters change requests: docs/filters.md",
-    "ecap_service": "a Webhook or an ExternalProcessor: docs/filters.md",
-    "icap_service": "a Webhook or an ExternalProcessor: docs/filters.md",
-    "request_header_access": "filters of routes change header fields: docs/filters.md",
-    "tcp_outgoing_address": "`sourceAddress` of an EgressPolicy: docs/policies.md#source-address",
-    "dns_nameservers": "`dns.servers` of an EgressPolicy: docs/policies.md#dns",
-    "access_log": "`run --access-log`: docs/access-log.md",
-    "cache_dir": "web pages are not cached: docs/migrate/squid.md#what-is-missing",
-    "cache_mem": "web pages are not cached: docs/migrate/squid.md#what-is-missing",
-    "refresh_pattern": "web pages are not cached: docs/migrate/squid.md#what-is-missing",
-    "deny_info": "`message` of an EgressPolicy: docs/policies.md#messages",
-    "client_ip_max_connections": "`limits.connectionsPerClient`: docs/policies.md#limits",
-    "request_body_max_size": "`limits.maxBodyBytes`: docs/policies.md#limits",
-    "delay_pools": "limits count requests and bytes, and slow nothing down: docs/policies.md#limits",
-    "follow_x_forwarded_for": "the address in X-Forwarded-For is not read, so no rule with `src` allows",
-    "proxy_protocol_access": "`identity.proxyProtocol`: docs/identity.md; no rule with `src` allows here",
-}
+_HINTS: Final = {name: hint for names, hint in (
+    ("cache_peer never_direct", "a proxy on the way is `parent` of an EgressPolicy: docs/parents.md"),
+    ("ssl_bump", "name the tunnels to look into in `intercept` of an EgressPolicy: docs/interception.md"),
+    ("auth_param", "users and tokens are `identity` of an EgressPolicy: docs/identity.md"),
+    ("external_acl_type", "a decision of another program is ExternalAuth or a Webhook: docs/filters.md"),
+    ("url_rewrite_program redirect_program", "filters change requests: docs/filters.md"),
+    ("http_port", "one listener is written; for others, and clients that do not know of the proxy: docs/ways-in.md"),
+    ("ecap_service icap_service", "a Webhook or an ExternalProcessor: docs/filters.md"),
+    ("request_header_access", "filters of routes change header fields: docs/filters.md"),
+    ("tcp_outgoing_address", "`sourceAddress` of an EgressPolicy: docs/policies.md#source-address"),
+    ("dns_nameservers", "`dns.servers` of an EgressPolicy: docs/policies.md#dns"),
+    ("access_log", "`run --access-log`: docs/access-log.md"),
+    ("cache_dir cache_mem refresh_pattern", "web pages are not cached: docs/migrate/squid.md#what-is-missing"),
+    ("deny_info", "`message` of an EgressPolicy: docs/policies.md#messages"),
+    ("client_ip_max_connections", "`limits.connectionsPerClient`: docs/policies.md#limits"),
+    ("request_body_max_size", "`limits.maxBodyBytes`: docs/policies.md#limits"),
+    ("delay_pools", "limits count requests and bytes, and slow nothing down: docs/policies.md#limits"),
+    ("follow_x_forwarded_for", "the address in X-Forwarded-For is not read, so no rule with `src` allows"),
+    ("proxy_protocol_access", "`identity.proxyProtocol`: docs/identity.md; no rule with `src` allows here"),
+) for name in names.split()}  # fmt: skip
 #: Directives by which something else may refuse a request.
 _MAY_REFUSE: Final = (
     "url_rewrite_program", "redirect_program", "icap_service", "ecap_service", "adaptation_access", "cache_peer",
 )  # fmt: skip
+_ANY: Final = {"all": ANY_ADDRESS, "ipv4": ANY_ADDRESS[:1], "ipv6": ANY_ADDRESS[1:]}
 #: Types that match names of destinations.
 OF_NAMES: Final = ("dstdomain", "dstdom_regex", "ssl::server_name", "ssl::server_name_regex")
 #: Expressions that mean a name, or a suffix: what may stand before it, the name, and its end.
@@ -76,9 +74,22 @@ class SquidAcl:
     looks_up: bool = True  # without -n
     is_exact: bool = True  # no other value matches
 
+    @property
+    def has_every_address(self) -> bool:
+        return set(ANY_ADDRESS) <= set(self.networks)
 
-@dataclass(frozen=True, slots=True)
-class SquidRule:
+    def destinations(self) -> Iterable[tuple[Host, Origin]]:
+        """The hosts that it names with their places; none of an ACL of clients."""
+        found = (self.patterns.items(), self.networks.items(), self.doubtful.items())
+        return chain(*found) if self.kind != "src" else ()
+
+    def covers(self, network: Network) -> float:
+        """1 for a part of its networks, a half for one of those that are doubtful, else 0."""
+        is_covered = any(_is_within(network, each) for each in self.networks)
+        return 1 if is_covered else any(_is_within(network, each) for each in self.doubtful) / 2
+
+
+class SquidRule(NamedTuple):
     allows: bool
     terms: tuple[tuple[bool, str], ...]  # whether it is negated, and the name
     origin: Origin
@@ -124,8 +135,7 @@ class SquidConf:
                 self._directive(name, rest, origin)
 
     def _include(self, pattern: str, origin: Origin, path: Path, seen: tuple[Path, ...]) -> None:
-        base = Path(pattern).anchor or str(path.parent)
-        found = sorted(Path(base).glob(str(Path(pattern).relative_to(Path(pattern).anchor or "."))))
+        found = sorted(path.parent / each for each in glob(pattern, root_dir=path.parent))
         if not found and not any(char in pattern for char in "*?["):
             raise ConvertError(f"{origin}: include {pattern}: there is no such file, and it may deny something")
         if not found:
@@ -199,14 +209,13 @@ class SquidConf:
         done = True
         if acl.kind in ("dstdomain", "ssl::server_name"):
             done = self._name(acl, value.lower(), origin)
-        elif acl.kind in ("dstdom_regex", "ssl::server_name_regex"):
+        elif acl.kind in OF_NAMES:
             done = self._regex(acl, value.lower() if ignores_case else value, origin)
         elif acl.kind in ("src", "dst"):
             done = self._network(acl, value, origin)
         elif acl.kind == "port":
-            low, sign, high = value.partition("-")
-            done = low.isdigit() and (high.isdigit() if sign else True)
-            acl.ports += [(int(low), int(high or low))] if done else []
+            done = (found := re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", value)) is not None
+            acl.ports += [(int(found[1]), int(found[2] or found[1]))] if found else []
         elif acl.kind in ("method", "proto", "proxy_auth"):
             acl.words.add(value if acl.kind == "proxy_auth" else value.upper())
         if not done:
@@ -216,14 +225,13 @@ class SquidConf:
     def _name(self, acl: SquidAcl, value: str, origin: Origin) -> bool:
         try:
             acl.networks.setdefault(ip_network(ip_address(value.strip("[]"))), origin)
-            return True
         except ValueError:
             bare = value.removeprefix(".").removesuffix(".")
-        if not HOSTNAME.fullmatch(bare) or bare.rpartition(".")[2].isdigit():
-            return False
-        acl.patterns.setdefault(bare, origin)
-        if value.startswith("."):
-            acl.patterns.setdefault("*." + bare, origin)
+            if not HOSTNAME.fullmatch(bare) or bare.rpartition(".")[2].isdigit():
+                return False
+            acl.patterns.setdefault(bare, origin)
+            if value.startswith("."):
+                acl.patterns.setdefault("*." + bare, origin)
         return True
 
     def _regex(self, acl: SquidAcl, value: str, origin: Origin) -> bool:
@@ -238,25 +246,15 @@ class SquidConf:
         return match[1] != ""  # without a beginning it also matches the end of a longer label
 
     def _network(self, acl: SquidAcl, value: str, origin: Origin) -> bool:
-        written, _, mask = value.partition("/")
-        if value.lower() in ("all", "0.0.0.0/0", "::/0", "ipv4", "ipv6"):
-            wanted = ANY_ADDRESS[value.lower() in ("ipv6", "::/0") :][: 2 if value.lower() == "all" else 1]
-            for each in wanted:
-                acl.networks.setdefault(each, origin)
-            return True
-        found: list[Network]
+        first, sign, last = value.partition("-")
         try:
-            first, sign, last = written.partition("-")
-            if sign and not mask:
-                found = list(summarize_address_range(ip_address(first), ip_address(last)))
-            elif sign:
-                return False
+            if sign:
+                found: Sequence[Network] = [*summarize_address_range(ip_address(first), ip_address(last))]
             else:
-                found = [ip_network(value, strict=False)]
+                found = _ANY.get(value.lower()) or [ip_network(value, strict=False)]
         except (ValueError, TypeError):
             return False  # a name of a host, among others
-        for network in found:
-            acl.networks.setdefault(network, origin)
+        acl.networks |= {**dict.fromkeys(found, origin), **acl.networks}
         return True
 
     def used(self) -> list[SquidAcl]:
@@ -272,22 +270,16 @@ class SquidConf:
                 acl = self.acls[name]
                 todo += [(acl.origin, each) for group in acl.groups for _, each in group]
         acls = [self.acls[name] for name in found]
-        for acl in acls:
-            self._set_overlaps_apart(acl)
+        for acl in (each for each in acls if each.kind in ("src", "dst") and not each.has_every_address):
+            # Squid ignores one of two networks with an overlap, so a match of the wider alone is unknown.
+            for wide, origin in acl.networks.items():
+                inner = next((each for each in acl.networks if each != wide and _is_within(each, wide)), None)
+                if inner is not None:
+                    acl.doubtful[wide] = origin
+                    rest = f"Squid ignores one of the two: the rest of {wide} is unknown"
+                    self.into.leave_out(origin, f"{inner} is a part of {wide}, and {rest}")
+            acl.networks = {each: at for each, at in acl.networks.items() if each not in acl.doubtful}
         return acls
-
-    def _set_overlaps_apart(self, acl: SquidAcl) -> None:
-        """Squid ignores one of two networks with an overlap, so a match of the wider alone is unknown."""
-        if acl.kind not in ("src", "dst") or set(ANY_ADDRESS) <= set(acl.networks):
-            return
-        for wide, origin in list(acl.networks.items()):
-            inner = next((each for each in acl.networks if each != wide and is_within(each, wide)), None)
-            if inner is not None:
-                acl.doubtful[wide] = origin
-                why = f"{inner} is a part of {wide}, and Squid ignores one of the two: the rest of {wide} is unknown"
-                self.into.leave_out(origin, why)
-        for wide in acl.doubtful:
-            del acl.networks[wide]
 
 
 def _is_address(text: str) -> bool:
@@ -297,7 +289,7 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def is_within(network: Network, wider: Network) -> bool:
+def _is_within(network: Network, wider: Network) -> bool:
     """Whether a network is a part of another, or the same."""
     return network.version == wider.version and network.subnet_of(wider)  # type: ignore[arg-type]
 

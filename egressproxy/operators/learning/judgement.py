@@ -9,10 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from statistics import median_low
-from typing import Final
+from typing import Final, NamedTuple
 
 from egressproxy.operators.learning.names import Lookalikes, domain_of
 from egressproxy.operators.learning.observations import NOT_LISTED, ClientKey, Observations, Record, address_class
@@ -50,8 +49,7 @@ class Left(str, Enum):
     UNNAMED = "of a client that no policy can name (--by identity)"
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(NamedTuple):
     """`at_least` times (different minutes). `burst` new names within `burst_s` seconds. `upload` bytes at once; ten
     times as much in all. `ports` are usual ones.
     """
@@ -65,8 +63,7 @@ class Thresholds:
     allows_routed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """A record that is left out; `detail` says what exactly."""
 
     record: Record
@@ -74,8 +71,7 @@ class LeftOut:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(NamedTuple):
     """What a policy allows, and what it leaves out, each in the order of the records."""
 
     learnt: list[Record]
@@ -131,9 +127,7 @@ def _bursts(rest: Sequence[Record], every: Sequence[Record], limits: Thresholds)
     """Names that began in a burst of domains of one client, or of names below one domain, and ended with it, while the
     client, or the input, went on for longer. A name that another client has used for longer is not new.
     """
-    until: dict[ClientKey, float] = defaultdict(float)
-    for record in every:
-        until[record.client] = max(until[record.client], record.last)
+    until = {client: last for client, (_, last) in _spans(every).items()}
     end = max(until.values(), default=0.0)
     lasted = {(each.host, each.port) for each in every if each.last - each.first > limits.burst_s}
     of_client: dict[ClientKey, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
@@ -206,15 +200,18 @@ def _users(every: Sequence[Record], limits: Thresholds) -> Counter[tuple[str, in
 
 def _habits(rest: Sequence[Record]) -> set[int]:
     """The ids of records in use many times, for at least half of the time of their client."""
-    first: dict[ClientKey, float] = {}
-    last: dict[ClientKey, float] = {}
-    for each in rest:
-        first[each.client] = min(first.get(each.client, each.first), each.first)
-        last[each.client] = max(last.get(each.client, each.last), each.last)
-    return {
-        id(each) for each in rest
-        if each.times >= STEADY_TIMES and each.last - each.first >= (last[each.client] - first[each.client]) / 2
-    }  # fmt: skip
+    half = {client: (last - first) / 2 for client, (first, last) in _spans(rest).items()}
+    often = (each for each in rest if each.times >= STEADY_TIMES)
+    return {id(each) for each in often if each.last - each.first >= half[each.client]}
+
+
+def _spans(records: Sequence[Record]) -> dict[ClientKey, tuple[float, float]]:
+    """When each client was first and last seen."""
+    found: dict[ClientKey, tuple[float, float]] = {}
+    for each in records:
+        first, last = found.get(each.client, (each.first, each.last))
+        found[each.client] = min(first, each.first), max(last, each.last)
+    return found
 
 
 def _data(rest: Sequence[Record], _every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:
@@ -247,17 +244,15 @@ def _lookalikes(rest: Sequence[Record], _every: Sequence[Record], limits: Thresh
     counts: Counter[str] = Counter()
     clients: dict[str, set[ClientKey]] = defaultdict(set)
     for record in rest:
-        domain = domain_of(record.host)
-        counts[domain] += record.count
-        clients[domain].add(record.client)
+        counts[domain_of(record.host)] += record.count
+        clients[domain_of(record.host)].add(record.client)
     known = Lookalikes(domain_of(each.host) for each in rest if each.times >= limits.at_least)
     likes = {host: known.of(host) for host in {each.host for each in rest}}
     for record in rest:
-        domain = domain_of(record.host)
-        for other in likes[record.host]:
-            if counts[domain] * RARER <= counts[other] and len(clients[domain]) <= len(clients[other]):
-                yield LeftOut(record, Left.LOOKALIKE, f"like {other}")
-                break
+        count, users = counts[domain_of(record.host)], len(clients[domain_of(record.host)])
+        usual = (each for each in likes[record.host] if count * RARER <= counts[each] and users <= len(clients[each]))
+        if other := next(usual, ""):
+            yield LeftOut(record, Left.LOOKALIKE, f"like {other}")
 
 
 def _rare(rest: Sequence[Record], _every: Sequence[Record], limits: Thresholds) -> Iterator[LeftOut]:

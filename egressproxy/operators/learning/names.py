@@ -139,6 +139,5 @@ def _tails(domain: str) -> list[str]:
 
 
 def _ascii(rule: str) -> str:
-    return ".".join(
-        label if label.isascii() else "xn--" + label.encode("punycode").decode("ascii") for label in rule.split(".")
-    )
+    labels = rule.split(".")
+    return ".".join(each if each.isascii() else f"xn--{each.encode('punycode').decode()}" for each in labels)

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import UNREACHED, Reason
 from egressproxy.model.authority import parse_authority
+from egressproxy.model.encoding import rfc3339
 from egressproxy.operators.learning.names import carries_data, is_random
 from egressproxy.upstream.address_policy import classify
 
@@ -183,8 +184,7 @@ class Observations:
         if decision["authority"] == "-":
             return
         key = decision["gateway"], decision["namespace"], decision["service_account"], decision.get("name", "-")
-        record = self._record(key, decision["authority"], decision["time"])
-        if record is not None:
+        if (record := self._record(key, decision["authority"], decision["time"])) is not None:
             record.routed += is_routed
             record.judge(decision["reason"])
             if decision["method"] not in ("CONNECT", "-"):
@@ -232,6 +232,11 @@ def _client_of(gateway: str, namespace: str, account: str, name: str) -> ClientK
 def _classes_of(upstream: str) -> frozenset[str]:
     """The class of the address that was dialled; "public" for all others."""
     return frozenset({address_class(upstream.rpartition(":")[0]) or "public"})
+
+
+def moment(seconds: float) -> str:
+    """RFC 3339, to the minute."""
+    return rfc3339(seconds)[:16] + "Z"
 
 
 def address_class(host: str) -> str:

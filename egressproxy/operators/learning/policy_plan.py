@@ -1,19 +1,23 @@
-"""Policy plan: learnt records as entries of policies, each for the narrowest clients that a policy can name. Pure."""
+"""Policy plan: learnt records as entries of policies, each for the narrowest clients that a policy can name; and what
+policies in force allow of them. Pure.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from egressproxy.model.encoding import rfc3339
 from egressproxy.operators.learning.judgement import Left, LeftOut
-from egressproxy.operators.learning.names import PublicSuffixes
-from egressproxy.operators.learning.observations import MAX_PREFIXES, ClientKey, Record
+from egressproxy.operators.learning.names import PublicSuffixes, patterns_of
+from egressproxy.operators.learning.observations import MAX_PREFIXES, ClientKey, Record, moment
+
+if TYPE_CHECKING:
+    from egressproxy.config.resources.policy import EgressPolicy
+    from egressproxy.config.resources.policy import Subject as PolicySubject
 
 #: Names below one domain that one `*.suffix` replaces.
 SUFFIX_NAMES: Final = 3
@@ -21,7 +25,7 @@ SUFFIX_NAMES: Final = 3
 MUCH: Final = 1 << 20
 MAX_OBJECT_NAME: Final = 200
 _LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+OBJECT_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _SHOWN: Final = 3
 
 
@@ -34,8 +38,7 @@ class By(str, Enum):
     IDENTITY = "identity"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Subject:
+class Subject(NamedTuple):
     """The clients of a policy; "" for each field that does not narrow them, so that `Subject()` is everybody."""
 
     namespace: str = ""
@@ -46,8 +49,8 @@ class Subject:
     def of(cls, client: ClientKey) -> Subject:
         """The subject that names this client alone, or everybody, where none can."""
         namespace, _, domain = client.namespace.partition("@")
-        can_be_named = _LABEL.fullmatch(namespace) and _NAME.fullmatch(client.service_account)
-        if not client.is_account or not can_be_named or (domain and not _NAME.fullmatch(domain)):
+        can_be_named = _LABEL.fullmatch(namespace) and OBJECT_NAME.fullmatch(client.service_account)
+        if not client.is_account or not can_be_named or (domain and not OBJECT_NAME.fullmatch(domain)):
             return cls()
         return cls(namespace, domain, client.service_account)
 
@@ -56,8 +59,7 @@ class Subject:
         return Subject(self.namespace, self.trust_domain)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A hostname pattern of a policy with its evidence."""
 
     hostname: str
@@ -68,9 +70,8 @@ class Entry:
         """How often, by whom, when first and last, and what was asked for, where that was seen."""
         clients = Counter[str]()
         for each in self.records:
-            clients[str(each.client)] += each.count
-        names = [name for name, _ in sorted(clients.items(), key=lambda each: (-each[1], each[0]))]
-        parts = [requests_of(self.records, few(names))]
+            clients[str(each.client)] -= each.count
+        parts = [requests_of(self.records, few(sorted(clients, key=lambda name: (clients[name], name))))]
         most = max(each.sent_at_once for each in self.records)
         if most >= MUCH:
             parts.append(f"{sum(each.sent for each in self.records) >> 20} MiB sent, at most {most >> 20} MiB at once")
@@ -84,8 +85,7 @@ class Entry:
         return "; ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedPolicy:
+class PlannedPolicy(NamedTuple):
     """A policy of one Gateway ("namespace/name") for one subject. `replaces`: on trial in place of this policy."""
 
     gateway: str
@@ -100,7 +100,7 @@ class PlannedPolicy:
         gateway, namespace = self.gateway.partition("/")[2], subject.namespace or "everybody"
         parts = ["learned", gateway, namespace, *filter(None, (subject.trust_domain, subject.service_account))]
         text = ".".join(parts)
-        if len(text) <= MAX_OBJECT_NAME and _NAME.fullmatch(text) and not any("." in part for part in parts):
+        if len(text) <= MAX_OBJECT_NAME and OBJECT_NAME.fullmatch(text) and not any("." in part for part in parts):
             return text
         short = re.sub(r"[^a-z0-9.-]|(?<=\.)-|-(?=\.)", "x", text[:MAX_OBJECT_NAME].lower()).rstrip(".-")
         return f"{short}-{blake2b(chr(0).join(parts).encode(), digest_size=4).hexdigest()}"
@@ -114,35 +114,26 @@ def plan(
     `known`: what else was learnt of the clients, which says who the accounts of a namespace are. `suffixes`: offer
     `*.suffix` where this list says that one owner has the names. `replaces`: on trial in place of this policy.
     """
-    accounts: dict[tuple[str, Subject], set[Subject]] = defaultdict(set)
-    for record in (*learnt, *known):
-        subject = Subject.of(record.client)
-        accounts[record.client.gateway, subject.of_namespace].add(subject)
-    users: dict[tuple[str, Subject, str, int], set[Subject]] = defaultdict(set)
-    for record in learnt:
-        subject = Subject.of(record.client)
-        users[record.client.gateway, subject.of_namespace, record.host, record.port].add(subject)
+    asked = [(each.client.gateway, Subject.of(each.client), each) for each in (*learnt, *known)]
+    accounts: dict[tuple[object, ...], set[Subject]] = defaultdict(set)  # of a namespace, and of each destination there
+    for number, (gateway, subject, each) in enumerate(asked):
+        accounts[gateway, subject.of_namespace].add(subject)
+        if number < len(learnt):
+            accounts[gateway, subject.of_namespace, each.host, each.port].add(subject)
     places: dict[tuple[str, Subject], list[Record]] = defaultdict(list)
     unnamed = []
-    for record in learnt:
-        subject, gateway = Subject.of(record.client), record.client.gateway
-        namespace = subject.of_namespace
-        there = accounts[gateway, namespace]
-        is_shared = len(there) > 1 and there == users[gateway, namespace, record.host, record.port]
-        if by is By.IDENTITY and subject == Subject() and record.client.name != "-":
-            unnamed.append(LeftOut(record, Left.UNNAMED))
+    for gateway, subject, each in asked[: len(learnt)]:
+        there = accounts[gateway, subject.of_namespace]
+        is_shared = len(there) > 1 and there == accounts[gateway, subject.of_namespace, each.host, each.port]
+        is_for_namespace = by is By.NAMESPACE or (by is By.AUTO and is_shared)
+        if by is By.IDENTITY and subject == Subject() and each.client.name != "-":
+            unnamed.append(LeftOut(each, Left.UNNAMED))
         else:
-            is_for_namespace = by is By.NAMESPACE or (by is By.AUTO and is_shared)
-            places[gateway, namespace if is_for_namespace else subject].append(record)
+            places[gateway, subject.of_namespace if is_for_namespace else subject].append(each)
     return [
         PlannedPolicy(gateway, subject, _entries(found, suffixes), replaces)
         for (gateway, subject), found in sorted(places.items())
     ], unnamed
-
-
-def moment(seconds: float) -> str:
-    """RFC 3339, to the minute."""
-    return rfc3339(seconds)[:16] + "Z"
 
 
 def requests_of(records: Sequence[Record], clients: str) -> str:
@@ -178,3 +169,53 @@ def _entries(records: list[Record], suffixes: PublicSuffixes | None) -> tuple[En
 def reversed_name(hostname: str) -> tuple[list[str], str]:
     """A key that sorts names of one domain together."""
     return hostname.removeprefix("*.").split(".")[::-1], hostname
+
+
+# --- what is in force ------------------------------------------------------------------------------------------------
+
+
+class AllowedEntry(NamedTuple):
+    """A hostname of an `allow` list: whose policy it is in (namespace/name), and for whom and where it holds.
+    `subjects` is empty for everybody, `ports` for every port.
+    """
+
+    policy: str
+    gateways: frozenset[str]
+    subjects: tuple[PolicySubject, ...]
+    hostname: str
+    ports: frozenset[int]
+
+    def allows(self, client: ClientKey, port: int) -> bool:
+        """Whether it holds for this client and port. Groups and claims of clients are not known: a subject with one
+        matches nobody.
+        """
+        if client.gateway not in self.gateways or (self.ports and port not in self.ports):
+            return False
+        who = Subject.of(client)
+        return not self.subjects or any(
+            each.group is None and each.claim is None
+            and (each.namespace, each.trust_domain or "") == (who.namespace, who.trust_domain)
+            and each.service_account in (None, who.service_account)
+            for each in self.subjects
+        )  # fmt: skip
+
+
+def allowed_entries(policies: Iterable[EgressPolicy]) -> Iterator[AllowedEntry]:
+    """The entries with hostnames of all policies that are for Gateways."""
+    for policy in policies:
+        spec, own = policy.spec, policy.metadata.namespace
+        gateways = frozenset(f"{ref.namespace or own}/{ref.name}" for ref in spec.target_refs if ref.kind == "Gateway")
+        for each in (spec.destinations.allow if spec.destinations is not None else None) or ():
+            for hostname in each.hostnames if gateways else ():
+                yield AllowedEntry(policy.full_name, gateways, spec.subjects, hostname, frozenset(each.ports))
+
+
+def uses(records: Iterable[Record], entries: Iterable[AllowedEntry]) -> Iterator[tuple[Record, AllowedEntry]]:
+    """Each record with each entry that allows it."""
+    of_pattern: dict[str, list[AllowedEntry]] = defaultdict(list)
+    for entry in entries:
+        of_pattern[entry.hostname].append(entry)
+    for record in records:
+        for entry in (each for pattern in patterns_of(record.host) for each in of_pattern.get(pattern, ())):
+            if entry.allows(record.client, record.port):
+                yield record, entry

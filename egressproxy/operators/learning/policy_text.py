@@ -67,34 +67,32 @@ def left_out_lines(left_out: Sequence[LeftOut], learnt: int) -> Iterator[str]:
         if found:
             yield "#"
             yield f"# {reason.value}: {len(found)}"
-            lines = [*_grouped(found)]
+            lines = _grouped(found)
             yield from lines[:MAX_LINES]
             if len(lines) > MAX_LINES:
                 yield f"#   ... and {len(lines) - MAX_LINES} lines more"
 
 
-def _grouped(found: Iterable[LeftOut]) -> Iterator[str]:
+def _grouped(found: Iterable[LeftOut]) -> list[str]:
     groups: dict[tuple[str, str, str], list[LeftOut]] = defaultdict(list)
     for each in found:
         domain = domain_of(each.record.host) if each.why is not Left.ADDRESS else each.detail
         groups[str(each.record.client), domain, each.record.client.gateway].append(each)
-    for (client, _, _), together in sorted(groups.items(), key=lambda each: (-_requests(each[1]), each[0])):
+    ranked = []
+    for key, together in groups.items():
         names = [f"{each.record.host}:{each.record.port}" for each in together]
-        details = "; ".join(sorted({each.detail for each in together if each.detail})[:2])
-        about = requests_of([each.record for each in together], client)
-        yield comment(f"#   {few(names)}  {about}" + f"; {details}" * bool(details))
-
-
-def _requests(together: Iterable[LeftOut]) -> int:
-    return sum(each.record.count for each in together)
+        details = "; ".join(["", *sorted({each.detail for each in together if each.detail})[:2]])
+        about = requests_of([each.record for each in together], key[0])
+        ranked.append(
+            (-sum(each.record.count for each in together), key, comment(f"#   {few(names)}  {about}{details}"))
+        )
+    return [text for _, _, text in sorted(ranked)]
 
 
 def _head(policy: PlannedPolicy) -> str:
     namespace, _, gateway = policy.gateway.partition("/")
-    subject = policy.subject
-    fields = {"namespace": subject.namespace, "trustDomain": subject.trust_domain,
-              "serviceAccount": subject.service_account}  # fmt: skip
-    named = ", ".join(f"{key}: {scalar(value)}" for key, value in fields.items() if value)
+    fields = zip(("namespace", "trustDomain", "serviceAccount"), policy.subject, strict=True)
+    named = ", ".join(f"{key}: {scalar(value)}" for key, value in fields if value)
     subjects = f"\n  subjects: [{{{named}}}]" if named else ""
     replaces = f"\n  replaces: {{name: {scalar(policy.replaces)}}}" if policy.replaces else ""
     return f"""\
@@ -127,11 +125,11 @@ def changed(text: str, new: Sequence[PlannedPolicy], gone: Collection[tuple[str,
     wanted = {f"{each.gateway.partition('/')[0]}/{each.name}": each for each in new}
     made = []
     for document in body.rstrip("\n").split("\n---\n"):
-        named = _NAMED.search(document)
-        policy = f"{_value(named[2])}/{_value(named[1])}" if named is not None else ""
-        planned = wanted.pop(policy, None)
-        entries = planned.entries if planned is not None else ()
-        made.append(_changed_document(document, policy, entries, gone) if policy else document)
+        if named := _NAMED.search(document):
+            policy = f"{_value(named[2])}/{_value(named[1])}"
+            entries = wanted.pop(policy).entries if policy in wanted else ()
+            document = _changed_document(document, policy, entries, gone)
+        made.append(document)
     made += [policy_text(each).rstrip("\n") for each in wanted.values()]
     return "\n---\n".join(made) + "\n" + left + tail
 

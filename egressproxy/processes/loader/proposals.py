@@ -81,7 +81,7 @@ async def _proposals(request: LoadRequest, asked: Sequence[tuple[str, RecentDeci
                 size = len(json.dumps(after))
                 is_shown = size <= min(MAX_MANIFEST, room)
                 room -= size if is_shown else 0
-                found[number] = _described(old, lines, after, is_shown=is_shown)
+                found[number] = _described(old, entry, lines, after, is_shown=is_shown)
     return found
 
 
@@ -144,14 +144,61 @@ def _snapshot(spec: ConfigIR, places: set[tuple[str, str]]) -> Snapshot:
     return at_once(builder.whole(replace(spec, listeners=listeners, collectors=())))
 
 
-def _described(old: Resource, before: list[str], after: dict[str, Any], *, is_shown: bool) -> dict[str, Any]:
+def _described(
+    old: Resource, entry: Mapping[str, Any], before: list[str], after: dict[str, Any], *, is_shown: bool
+) -> dict[str, Any]:
     origin, name = old.origin, f"EgressPolicy {old.full_name}"
     is_file = not origin.is_from_api and origin.file and Path(origin.file).is_file()
-    diff = difflib.unified_diff(before, _lines(after), name, f"{name} (changed)")
+    diff = _diff_of_file(Path(origin.file), origin.line - 1, entry) if is_file else ""
+    diff = diff or "".join(difflib.unified_diff(before, _lines(after), name, f"{name} (changed)"))
     return {
-        "object": name, "file": f"{origin.file}:{origin.line}" if is_file else None, "diff": "".join(diff)[:MAX_DIFF],
+        "object": name, "file": f"{origin.file}:{origin.line}" if is_file else None, "diff": diff[:MAX_DIFF],
         "manifest": after if is_shown else None,
     }  # fmt: skip
+
+
+def _diff_of_file(file: Path, first: int, entry: Mapping[str, Any]) -> str:
+    """The entry as one line of the file's own text, for `git apply` and `patch -p1`; "" where that does not say it.
+    `first`: the document's line, from 0. Of other documents, which may have secrets, the diff has nothing.
+    """
+    try:
+        text = file.read_text("utf-8")
+        found = yaml.compose_all(text, yaml.CSafeLoader)
+        roots: list[Any] = [each for each in found if each.start_mark.line >= first]
+        documents = [*yaml.load_all(text, yaml.CSafeLoader)]
+        at = len(documents) - len(roots)
+        documents[at], raw = _allowing(documents[at], [entry]), documents[at]
+        known, allowed = (each["spec"]["destinations"]["allow"] for each in (raw, documents[at]))
+        node = roots[0]
+        for name in ("spec", "destinations", "allow"):
+            node = next(value for key, value in node.value if key.value == name)
+        new = "{" + ", ".join(f"{name}: {json.dumps(value)}" for name, value in entry.items()) + "}"
+        if len(known) == len(allowed):  # a further port
+            number = next(number for number, each in enumerate(known) if each != allowed[number])
+            node = next(value for key, value in node.value[number].value if key.value == "ports")
+            new = str(entry["ports"][0])
+        lines, last = text.splitlines(keepends=True), node
+        while isinstance(last, yaml.CollectionNode) and not last.flow_style:
+            last = last.value[-1][1] if isinstance(last, yaml.MappingNode) else last.value[-1]
+        row, column = last.end_mark.line, last.end_mark.column - 1
+        if node.flow_style:
+            made = [f"{lines[row][:column]}{', ' if node.value else ''}{new}{lines[row][column:]}"]
+        else:
+            made = [lines[row], f"{' ' * node.start_mark.column}- {new}\n"]
+        changed = [*lines[:row], *made, *lines[row + 1 :]]
+        is_bare = first > 0 and row < first + 3  # too few lines of context
+        if [*yaml.load_all("".join(changed), yaml.CSafeLoader)] != documents or is_bare or text[-1] != "\n":
+            return ""
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, yaml.YAMLError):
+        return ""
+    end = next((n for n in range(row + 1, len(lines)) if lines[n].startswith(("---", "..."))), len(lines))
+    end += lines[end : end + 1] == ["---\n"]  # `git apply` wants a line behind the change
+    path = str(file).lstrip("/")
+    blank = [""] * first  # keeps the numbers of lines
+    diff = difflib.unified_diff(
+        blank + lines[first:end], blank + changed[first : end + len(made) - 1], f"a/{path}", f"b/{path}"
+    )
+    return "".join(diff)
 
 
 def _lines(manifest: Mapping[str, Any]) -> list[str]:

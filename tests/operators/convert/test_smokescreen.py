@@ -127,6 +127,6 @@ def play(seed: int, folder: Path) -> tuple[int, int]:
 
 
 def test_no_request_passes_that_smokescreen_denies(tmp_path: Path):
-    theirs, ours = (sum(each) for each in zip(*(play(seed, tmp_path) for seed in range(30)), strict=True))
-    assert theirs > 300
+    theirs, ours = (sum(each) for each in zip(*(play(seed, tmp_path) for seed in range(16)), strict=True))
+    assert theirs > 150
     assert ours > theirs / 2

@@ -257,9 +257,9 @@ def play(seed: int, folder: Path) -> tuple[int, int]:
 
 
 def test_no_request_passes_that_squid_denies(tmp_path: Path):
-    counts = [play(seed, tmp_path) for seed in range(40)]
+    counts = [play(seed, tmp_path) for seed in range(24)]
     theirs, ours = (sum(each) for each in zip(*counts, strict=True))
-    assert theirs > 300
+    assert theirs > 150
     assert ours > theirs / 3
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from subprocess import run
 from typing import Any
 
 import pytest
@@ -58,12 +59,47 @@ def test_a_change_is_one_entry_for_host_and_port_and_each_by_itself(tmp_path: Pa
     assert one["object"] == "EgressPolicy agents/default"
     assert one["file"].startswith(f"{folder}/all.yaml:")
     assert [line for line in one["diff"].splitlines() if line[0] in "+-"][2:] == [
-        "+    - hostnames:", "+      - new.example", "+      ports:", "+      - 443",
+        '+    - {hostnames: ["new.example"], ports: [443]}',
     ]  # fmt: skip
     assert added(one) == [*ALLOW, {"hostnames": ["new.example"], "ports": [443]}]
     assert added(other) == [*ALLOW, {"hostnames": ["b.example"], "ports": [8443]}]  # not for a.example, too
     assert added(port) == [{"hostnames": ["known.example"], "ports": [443, 80]}, ALLOW[1]]
     assert added(literal) == [*ALLOW, {"cidrs": ["93.184.216.34/32"], "ports": [443]}]
+
+
+NEW = '{hostnames: ["b.example"], ports: [443]}'
+SECRET = "kind: Secret\nstringData:\n  key: SECRET\n"
+
+
+@pytest.mark.parametrize(
+    ("allow", "port", "changed"),
+    [
+        ("\n    - hostnames: [a.example]  # why\n      ports: [443]   # one\n", 443, f"    - {NEW}"),
+        (" [{hostnames: [a.example]}]\n", 443, f"    allow: [{{hostnames: [a.example]}}, {NEW}]"),
+        ("\n    - hostnames: [b.example]\n      ports:\n      - 443\n    deny: []\n", 80, "      - 80"),
+        (" []\n", 443, f"    allow: [{NEW}]"),
+    ],
+)  # fmt: skip
+def test_a_diff_of_a_file_changes_one_line_of_its_own_text_and_shows_no_other_document(
+    tmp_path: Path, allow: str, port: int, changed: str
+):
+    file, policy = tmp_path / "p.yaml", f"kind: EgressPolicy\nspec:\n  destinations:\n    allow:{allow}"
+    file.write_text(f"{SECRET}---\n{policy}---\n{SECRET}")
+    diff = proposals._diff_of_file(file, 4, {"hostnames": ["b.example"], "ports": [port]})
+    assert diff.startswith(f"--- a{file}\n+++ b{file}\n")
+    assert [line[1:] for line in diff.splitlines()[2:] if line[0] == "+"] == [changed]
+    assert "SECRET" not in diff
+    applied = run(["git", "apply", f"-p{len(file.parts) - 1}"], cwd=tmp_path, input=diff.encode(), check=False)
+    assert (applied.returncode, changed in file.read_text().splitlines()) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}\n", "spec: {destinations: {allow: &a []}, x: *a}\n", "spec: {destinations: {allow: []}}", "a: ["]
+)
+def test_what_one_line_cannot_change_has_no_diff_of_its_file(tmp_path: Path, text: str):
+    file = tmp_path / "p.yaml"
+    file.write_text(text)
+    assert proposals._diff_of_file(file, 0, {"hostnames": ["b.example"], "ports": [443]}) == ""
 
 
 @pytest.mark.parametrize(
