@@ -273,6 +273,8 @@ async def test_a_person_signs_in_and_consents_at_a_certified_provider(browser: C
         provider.kill()
         await provider.wait()
         await admin.stop()
+        await browser.call("Network.clearBrowserCookies")
+        await browser.call("Network.setBlockedURLs", urls=[])
     browser.errors.clear()
 
 
