@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from math import inf
 from time import monotonic, time
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -33,10 +33,16 @@ PAUSE_S: Final = 10.0
 TIMEOUT_S: Final = 5.0
 #: The most codes that are exchanged at once: anybody may ask for it, and TLS takes time of the event loop.
 MAX_LOGINS: Final = 2
+#: In bytes: a header of aiohttp's server holds 8190 with its name.
+MAX_TOKEN: Final = 8000
 GROUP: Final = "group:"
 #: Claims that name the client that a token was issued to (OpenID Connect Core section 2; RFC 9068 section 2.2).
 _ISSUED_TO: Final = ("azp", "client_id")
 _ENDPOINTS: Final = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+#: Issuers may leave to UserInfo what a scope stands for (OpenID Connect Core section 5.4), which no bearer token shows.
+_CLAIMS_ASKED: Final = '{"id_token":{"email":null,"email_verified":null,"groups":null}}'
+_NOT_ALLOWED: Final = "this person is not allowed here: see --ui-oidc-allow"
+_NAMELESS: Final = "the ID token has neither a verified email address nor groups: let the issuer put them into it"
 
 
 class OidcLogin:
@@ -49,6 +55,7 @@ class OidcLogin:
         claims = ("email", "email_verified", *_ISSUED_TO)
         self._verifier = TokenVerifier([TokenIssuerIR(issuer, (client_id,))], claims)
         self._endpoints: dict[str, str] = {}
+        self._asks: dict[str, str] = {}
         self._keys: dict[str, KeySet] = {}
         self._fetched_at = self._tried_at = -inf
         self._fetching: asyncio.Task[None] | None = None
@@ -57,7 +64,7 @@ class OidcLogin:
     async def settings(self) -> Mapping[str, str]:
         """What the page begins a login with. Raises ApiError(503)."""
         await self._refresh()
-        return {"authorize": self._endpoints["authorization_endpoint"], "client_id": self._client_id}
+        return {"authorize": self._endpoints["authorization_endpoint"], "client_id": self._client_id, **self._asks}
 
     async def exchange(self, code: str, verifier: str, redirect_uri: str) -> str:
         """The ID token for a code, of a person who may come in. Raises ApiError(401, 403, 503)."""
@@ -76,6 +83,11 @@ class OidcLogin:
             log.warning("admin: %s gives no token for a code: %s", self._issuer, _why(error))
             raise ApiError(401, "Unauthorized", "the issuer gives no token: sign in again") from None
         await self.check(str(token).encode("utf-8", "replace"))
+        if len(token) > MAX_TOKEN:  # the page would be refused by every answer
+            why = (
+                f"the ID token has {len(token)} bytes, and a request takes {MAX_TOKEN}: let the issuer leave out claims"
+            )
+            raise ApiError(403, "Forbidden", why)
         return str(token)
 
     async def check(self, token: bytes) -> str:
@@ -100,7 +112,7 @@ class OidcLogin:
         if claims.get("email_verified") == "true" and not email.startswith(GROUP):  # else its owner may have typed it
             names.add(email)
         if not names & self._allowed:
-            raise ApiError(403, "Forbidden", "this person is not allowed here: see --ui-oidc-allow")
+            raise ApiError(403, "Forbidden", _NOT_ALLOWED if names else _NAMELESS)
         return email if email in names and email.isprintable() else believed.identity.name
 
     async def _refresh(self, age_s: float = MAX_AGE_S) -> None:
@@ -112,7 +124,9 @@ class OidcLogin:
         if self._fetching is not None and age >= age_s:
             await asyncio.shield(self._fetching)  # a client that leaves does not end it for others
         if not self._keys:
-            raise ApiError(503, "ServiceUnavailable", f"the issuer {self._issuer} does not answer")
+            raise ApiError(
+                503, "ServiceUnavailable", f"the issuer {self._issuer} does not answer as it should: see the log"
+            )
 
     async def _try(self) -> None:
         try:
@@ -135,7 +149,17 @@ class OidcLogin:
             if not is_safe(url) or url.startswith("http:") > self._issuer.startswith("http:"):
                 raise ValueError(f"its {name} is no URL with https")
         self._keys[self._issuer] = read_key_set(await _call(endpoints["jwks_uri"]))
-        self._endpoints, self._fetched_at = endpoints, monotonic()
+        self._endpoints, self._asks, self._fetched_at = endpoints, self._asked_of(document), monotonic()
+
+    def _asked_of(self, document: Mapping[str, Any]) -> dict[str, str]:
+        """Scopes and claims that a login asks for, of those that the issuer's document has."""
+        scopes = ["openid", "email", "profile"]
+        if any(each.startswith(GROUP) for each in self._allowed) and "groups" in document.get("scopes_supported", ()):
+            scopes.append("groups")
+        asks = {"scope": " ".join(scopes)}
+        if document.get("claims_parameter_supported") is True:
+            asks["claims"] = _CLAIMS_ASKED
+        return asks
 
 
 def is_safe(url: str) -> bool:
@@ -161,7 +185,7 @@ async def _call(url: str, form: Mapping[str, str] | None = None) -> bytes:
             if len(body) > MAX_KEY_SET_BYTES:
                 raise ValueError(f"more than {MAX_KEY_SET_BYTES} bytes")
         if answer.status != 200:
-            raise ValueError(f"status {answer.status}")
+            raise ValueError(f"status {answer.status}, {body[:200]!r}")
         return body
 
 

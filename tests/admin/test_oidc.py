@@ -82,6 +82,39 @@ async def test_a_token_of_nobodys_is_refused(issuer: OidcIssuer):
 
 
 @pytest.mark.parametrize(
+    ("says", "allowed", "scope", "claims"),
+    [
+        ({}, "group:staff", "openid email profile", None),
+        ({"scopes_supported": ["openid", "groups"]}, "a@b", "openid email profile", None),
+        ({"scopes_supported": ["openid", "groups"]}, "group:staff", "openid email profile groups", None),
+        ({"claims_parameter_supported": True}, "a@b", "openid email profile", ["email", "email_verified", "groups"]),
+    ],
+)
+async def test_a_login_asks_for_what_the_issuer_can_put_into_an_id_token(
+    issuer: OidcIssuer, says: dict[str, Any], allowed: str, scope: str, claims: list[str] | None
+):
+    issuer.says = says
+    asked = await OidcLogin(issuer.url, CLIENT, [allowed]).settings()
+    assert asked["scope"] == scope
+    assert (list(json.loads(asked["claims"])["id_token"]) if "claims" in asked else None) == claims
+
+
+async def test_a_token_without_any_name_is_told_from_a_person_who_may_not(issuer: OidcIssuer):
+    login = OidcLogin(issuer.url, CLIENT, ["alice@example.com"])
+    with pytest.raises(ApiError, match="neither a verified email address nor groups"):
+        await login.check(issuer.token(email_verified=False, groups=[]).encode())
+    with pytest.raises(ApiError, match="this person is not allowed here"):
+        await login.check(issuer.token(email_verified=False).encode())
+
+
+async def test_the_log_says_why_an_issuer_gives_no_token(issuer: OidcIssuer, caplog: pytest.LogCaptureFixture):
+    login = OidcLogin(issuer.url, CLIENT, ["alice@example.com"])
+    with pytest.raises(ApiError, match="sign in again"):
+        await login.exchange("guessed", "verifier", REDIRECT)
+    assert 'status 400, b\'{"error": "invalid_grant"}\'' in caplog.text
+
+
+@pytest.mark.parametrize(
     "says",
     [
         {"issuer": "https://evil.example"},
@@ -200,7 +233,8 @@ async def test_the_page_exchanges_a_code_and_reads_with_its_token(issuer: OidcIs
     admin = admin_server(State(), "0.0.0.0", access=WriteAccess(None, login))
     await admin.start()
     admin.host = "127.0.0.1"
-    assert (await ask(admin, "/ui/oidc")).json() == {"authorize": f"{issuer.url}/authorize", "client_id": CLIENT}
+    offered = (await ask(admin, "/ui/oidc")).json()
+    assert offered == {"authorize": f"{issuer.url}/authorize", "client_id": CLIENT, "scope": "openid email profile"}
     challenge = base64.urlsafe_b64encode(hashlib.sha256(b"verifier").digest()).rstrip(b"=").decode()
 
     async def exchanged(
@@ -222,7 +256,10 @@ async def test_the_page_exchanges_a_code_and_reads_with_its_token(issuer: OidcIs
     assert (await exchanged(mark="")).status == 403
     assert (await exchanged(verifier="x" * 9000)).status == 400
     assert (await exchanged(text="[" * 8000)).status == 400
-    issuer.claims["email"] = "mallory@example.com"
+    issuer.claims["groups"] = ["x" * 500] * 12
+    answer = await exchanged()
+    assert (answer.status, "and a request takes 8000" in answer.json()["message"]) == (403, True)
+    issuer.claims.update(email="mallory@example.com", groups=["staff"])
     assert (await exchanged()).status == 403
     await admin.stop()
 

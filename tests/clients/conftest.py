@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
 #: Versions that run on Node 18 and later.
 NODE_PACKAGES = {"undici": "^6.19.0", "axios": "^1.7.0"}
+OIDC_PROVIDER = {"oidc-provider": "^8.8.1"}
 #: Agents, 760 MB: of each the version that docs/clients.md names, since every week has another one. Gemini CLI needs
 #: Node 20.
 AGENTS = {"@anthropic-ai/claude-code": "2.1.197", "@openai/codex": "0.171.0", "@google/gemini-cli": "0.61.0"}
@@ -42,6 +43,12 @@ def agents() -> str:
     """The folder with the programs of AGENTS; empty where they cannot be installed."""
     modules = _installed("agents", AGENTS)
     return f"{modules}/.bin" if modules else ""
+
+
+@pytest.fixture(scope="session")
+def oidc_provider() -> str:
+    """The folder with a provider that the OpenID Foundation has certified; empty where it cannot be installed."""
+    return _installed("oidc-provider", OIDC_PROVIDER)
 
 
 def _installed(name: str, packages: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import urllib.request
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -241,6 +242,39 @@ async def test_a_person_signs_in_at_an_issuer(browser: Chromium):
             await browser.shows("A login needs a page by https")
         finally:
             await admin.stop()
+    browser.errors.clear()
+
+
+async def test_a_person_signs_in_and_consents_at_a_certified_provider(browser: Chromium, oidc_provider: str):
+    needed("oidc-provider of npm", oidc_provider)
+    port = free_port()
+    access = WriteAccess(None, OidcLogin(f"http://127.0.0.1:{port}", CLIENT, ["group:staff"]))
+    admin = admin_server(State(), "0.0.0.0", access=access)
+    await admin.start()
+    page = f"http://127.0.0.1:{admin.port}/ui"
+    command = ["node", Path(__file__).parent / "programs/oidc_provider.mjs", oidc_provider, str(port), page]
+    provider = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=DEVNULL)
+    try:
+        assert provider.stdout is not None
+        assert await provider.stdout.readline() == b"listens\n"
+        await browser.call("Network.setBlockedURLs", urls=["https://*"])  # its pages ask for a font
+        await browser.open(f"{page}#/denials")
+        await browser.press("Sign in at 127.0.0.1")
+        await browser.press("[ Cancel ]")
+        await browser.shows("The issuer has refused the login: access_denied End-User aborted interaction")
+        await browser.press("Sign in at 127.0.0.1")
+        await browser.until("document.forms[0]?.login")
+        await browser.run("document.forms[0].login.value = 'alice'; document.forms[0].password.value = 'any'")
+        await browser.run("document.forms[0].submit()")
+        await browser.press("Continue")
+        await browser.shows("Sign out")
+        await browser.until("!document.querySelector('[name=token]')")
+    finally:
+        provider.kill()
+        await provider.wait()
+        await admin.stop()
+        await browser.call("Network.clearBrowserCookies")
+        await browser.call("Network.setBlockedURLs", urls=[])
     browser.errors.clear()
 
 
