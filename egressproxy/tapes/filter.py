@@ -32,7 +32,7 @@ from egressproxy.model.exchange import StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.tapes import Report
 from egressproxy.tapes.masking import Masker
-from egressproxy.tapes.matching import Asked, Library, Recording, Rules
+from egressproxy.tapes.matching import Asked, Library, Rules
 from egressproxy.tapes.player import TICKET, Player
 from egressproxy.tapes.tape import (
     EVENTS,
@@ -111,6 +111,10 @@ class _Taken:
     has_trailers: bool = False
 
 
+class _Unrecordable(Exception):
+    """An exchange that a tape cannot have; the message is no part of it."""
+
+
 _TAKEN: Final[StateSlot[_Taken]] = StateSlot("tape")
 
 
@@ -143,15 +147,16 @@ class _Tapes:
         self._thread.submit(self._record, method, taken, monotonic() - taken.started_at)
 
     def _record(self, method: str, taken: _Taken, took: float) -> None:
+        where = ""
         try:
+            where = self._recorded_by.uri(taken.uri)
             found = self._recorded_by.interaction(interaction_of(method, taken, took)).readable()
             name = file_name(found.uri)
             insort(self._entries_of(name), (taken.started_at, found, written(found)), key=itemgetter(0))
         except Exception as error:  # the exchange itself went well
-            is_ours = type(error) is ValueError  # of `interaction_of`
-            why, where = (str(error), self._recorded_by.uri(taken.uri)) if is_ours else (type(error).__name__, "")
-            tell(self.report.unrecorded, f"{method} {where or file_name(taken.uri)}: {why}")
-            log.warning("an exchange with %s is not on tape: %s", file_name(taken.uri), why)
+            name, why = file_name(taken.uri), str(error) if isinstance(error, _Unrecordable) else type(error).__name__
+            tell(self.report.unrecorded, f"{method} {where or name}: {why}")
+            log.warning("an exchange with %s is not on tape: %s", name, why)
             return
         self._unwritten.add(name)
         self.report.recorded += 1
@@ -191,18 +196,20 @@ class _Tapes:
                     self._unwritten.add(name)
 
     # --- playing -----------------------------------------------------------------------------------------------------
-    def find(self, method: str, taken: _Taken, body: bytes) -> tuple[Recording | None, str]:
-        """The recording that answers, or None, and why there is none. For `reader`: a long body takes time."""
+    def find(self, method: str, taken: _Taken, body: bytes) -> tuple[Interaction | None, bool, str]:
+        """What answers, or None, whether it has answered before, and why there is none. For `reader`: a long body takes
+        time.
+        """
         assert self.library is not None
         decoded = _decoded(body, taken.request_fields)
         body = body if decoded is None else decoded
         uri, headers, body = self._asked_by.request(taken.uri, _headers(taken.request_fields), body)
         asked = Asked.of(self.library.rules, method, uri, headers, body)
         if (found := self.library.find(asked)) is not None:
-            return found, ""
+            return found.interaction, found.played > 1, ""
         why = self.library.why_missing(asked)
         tell(self.report.missing, f"{method} {uri}: {why}")
-        return None, why
+        return None, False, why
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -308,9 +315,9 @@ class TapeFilter(Filter):
         if tapes.library is None:
             return None
         method, loop = exchange.method.decode("latin-1"), asyncio.get_running_loop()
-        found, why = await loop.run_in_executor(tapes.reader, tapes.find, method, taken, body)
+        played, is_again, why = await loop.run_in_executor(tapes.reader, tapes.find, method, taken, body)
         taken.is_looked_up = True  # nothing has failed
-        if found is None:
+        if played is None:
             if tapes.config.strict:
                 raise NotOnTape(
                     f"not in the tapes: {why}",
@@ -319,11 +326,10 @@ class TapeFilter(Filter):
             return None
         taken.is_recorded = False
         tapes.report.played += 1
-        played = found.interaction
         if tapes.player is not None and played.body and media_type(played.headers) == EVENTS:
             exchange.request.fields.set(TICKET, await _ticket(played, tapes.player))
             return None
-        if played.is_open and (found.played > 1 or not played.body):
+        if played.is_open and (is_again or not played.body):
             await loop.create_future()  # nothing more came until the client left
         return await loop.run_in_executor(tapes.reader, response_of, played, taken.request_fields)
 
@@ -333,13 +339,13 @@ class TapeFilter(Filter):
         if taken is not None and taken.is_recorded:
             head = exchange.response
             taken.status, taken.phrase = head.status, head.phrase.decode("latin-1")
-            taken.response_fields = Fields(head.fields.block)
+            taken.response_fields, taken.has_body = Fields(head.fields.block), head.body != 0
             taken.head_at = monotonic()
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         taken = exchange.state.get(_TAKEN)
         if taken is not None and taken.is_recorded:
-            taken.has_body, taken.has_ended = True, last
+            taken.has_ended = last
             if _has_room(taken, data):
                 taken.response.append((monotonic() - taken.head_at, data))
         return data
@@ -419,19 +425,19 @@ def _decoded(body: bytes, fields: Fields) -> bytes | None:
 
 
 def interaction_of(method: str, taken: _Taken, took: float) -> Interaction:
-    """The exchange as a tape has it, not yet masked. Raises ValueError for what a tape cannot have."""
+    """The exchange as a tape has it, not yet masked. Raises _Unrecordable."""
     fields = taken.response_fields
     assert fields is not None
     request = _decoded(b"".join(taken.request), taken.request_fields)
     response = _decoded(b"".join(data for _, data in taken.response), fields)
     if request is None or response is None:
-        raise ValueError("a body has a coding that cannot be undone, so that it cannot be masked")
+        raise _Unrecordable("a body has a coding that cannot be undone, so that it cannot be masked")
     if taken.status > 599:
-        raise ValueError(f"its status is {taken.status}")
+        raise _Unrecordable(f"its status is {taken.status}")
     coding, headers = coding_of(fields).decode(), _kept(fields)
     if method == "HEAD" and (length := fields.get(b"content-length")):
         if int(length) > _MAX_LENGTH:
-            raise ValueError(f"its Content-Length is {length.decode()}, and a replay can say {_MAX_LENGTH} at most")
+            raise _Unrecordable(f"its Content-Length is {length.decode()}, and a replay can say {_MAX_LENGTH} at most")
         headers.append(("content-length", length.decode()))
     events: tuple[float, ...] = ()
     if response and media_type(headers) == EVENTS:

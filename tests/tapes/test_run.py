@@ -23,7 +23,7 @@ from egressproxy.filters.testing import FilterHarness, FilterResult, exchange, r
 from egressproxy.model.fields import Fields
 from egressproxy.tapes import Report, Run, TapeError
 from egressproxy.tapes.filter import MAX_REQUEST, TapeConfig, TapeFilter, _Taken, _Tapes
-from egressproxy.tapes.tape import read_folder
+from egressproxy.tapes.tape import Interaction, read_folder, write, written
 from tests.support import manifests as m
 
 URL = "https://api.example.com/v1/x"
@@ -217,6 +217,10 @@ def test_the_length_that_a_head_request_asks_for_is_played(tmp_path: Path):
         f"HEAD {URL}/{2**40}: its Content-Length is 1099511627776, and a replay can say 1073741824 at most"
     ]
     assert "content-length: ['70000']" in (tmp_path / "api.example.com.yaml").read_text("utf-8")
+    broken = response()
+    broken.fields.add(b"content-length", b"s3cr3t")  # as an extension of another vendor might
+    _, told = played(tapes.record(tmp_path / "x"), lambda harness: harness.run(exchange("HEAD", URL), response=broken))
+    assert told.unrecorded == [f"HEAD {URL}: ValueError"]  # what others raise may repeat what they read
     (answer, _), _ = played(tapes.replay(tmp_path, strict=True), head(70_000), get())
     assert answer.local_response is not None
     assert len(answer.local_response.body) == 70_000  # which the gateway says, and does not send
@@ -245,10 +249,13 @@ def test_trailers_pass_and_are_told(media: str, recorded: int, told: str, tmp_pa
     assert (report.recorded, report.unrecorded) == (recorded, [f"POST {URL}: {told}"])
 
 
+def filter_of(run: Run) -> TapeFilter:
+    return TapeFilter(FilterContext(TapeConfig(**run.extension["config"]["config"]), {}, "tape", "", ""))
+
+
 def test_a_request_that_was_answered_before_its_end_is_not_recorded(tmp_path: Path):
     run = tapes.record(tmp_path)
-    config = TapeConfig(**run.extension["config"]["config"])
-    tape = TapeFilter(FilterContext(config, {}, "tape", "", ""))
+    tape = filter_of(run)
     asked = exchange("POST", URL)
     asked.request.body, asked.response = 9, response(413)
 
@@ -260,11 +267,37 @@ def test_a_request_that_was_answered_before_its_end_is_not_recorded(tmp_path: Pa
     assert run.finish().lines() == [f"not on tape: POST {URL}: it was answered before its body had come"]
 
 
+def test_an_answer_that_the_client_leaves_before_its_body_is_not_recorded_as_an_empty_one(tmp_path: Path):
+    run = tapes.record(tmp_path)
+    tape, asked = filter_of(run), exchange("GET", URL)
+    asked.response, asked.reason = response(), Reason.CLIENT_GONE
+    asked.response.body = -1
+    asyncio.run(tape.request_headers(asked))
+    tape.response_headers(asked)
+    tape.complete(asked)
+    tape.close()
+    assert run.finish().lines() == [f"not on tape: GET {URL}: its answer broke off (client_gone)"]
+
+
+async def test_an_open_stream_answers_the_first_of_two_that_ask_at_once(tmp_path: Path):
+    media = [("content-type", "text/event-stream")]
+    stream = Interaction("GET", URL, [], b"", 200, "OK", media, b"data: 1\n\n", events=(0.0,), is_open=True)
+    write(tmp_path / "a.yaml", [written(stream)])
+    tape = filter_of(tapes.replay(tmp_path))
+    first, second = (asyncio.create_task(tape.request_headers(exchange("GET", URL))) for _ in range(2))
+    await asyncio.sleep(0)
+    tape._tapes.reader.submit(int).result()  # both are found before either goes on
+    answer = await asyncio.wait_for(first, 5)
+    assert answer is not None
+    second.cancel()
+    tape.close()
+
+
 @pytest.mark.parametrize(("reason", "is_missing"), [(Reason.CLIENT_GONE, False), (Reason.BODY_TOO_LARGE, True)])
 def test_a_client_that_leaves_with_half_a_request_misses_nothing(reason: Reason, is_missing: bool, tmp_path: Path):
     played(tapes.record(tmp_path), get())
     run = tapes.replay(tmp_path, strict=True)
-    tape = TapeFilter(FilterContext(TapeConfig(**run.extension["config"]["config"]), {}, "tape", "", ""))
+    tape = filter_of(run)
     asked = exchange("POST", URL)
     asked.request.body, asked.reason = 9, reason
     asyncio.run(tape.request_headers(asked))
