@@ -289,11 +289,10 @@ class _SourceProcess:
                 self._writer.look_again()
             if self._events is not None and self._events.problem:
                 problems.append(self._events.problem)
-            told: tuple[tuple[str, bytes], ...] = ()
-            if self._trials is not None:
-                await self._trials.write()
-                told = self._trials.told()
+            told = self._trials.told() if self._trials is not None else ()
             self._send(messages.Figures(*self._source.figures(), tuple(problems), told))
             was_leading, self._is_leading = self._is_leading, self._leases is not None and self._leases.is_leader
             if self._is_leading and not was_leading:
                 self._send(messages.Leading())
+            if self._trials is not None:
+                await self._trials.write()

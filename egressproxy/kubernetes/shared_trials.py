@@ -6,6 +6,7 @@ all go on from the counts that were there before them.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -13,12 +14,18 @@ from typing import Any, Final
 
 from egressproxy.kubernetes.api_client import MERGE_PATCH, UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.object_store import ObjectStore
+from egressproxy.model.encoding import rfc3339
 from egressproxy.model.published_object import Key
 
 _MARK: Final = b'"trial"'
 #: For a gateway to go on from earlier counts. Until then status keeps them.
 JOIN_S: Final = 60.0
-_OF_SERVER: Final = 500
+#: A flip is added at most so often in the whole cluster: many gateways have it at once. And the time for writes.
+TELL_S: Final = 60.0
+WRITE_S: Final = 5.0
+#: Clocks of gateways differ by less. A flip from further ahead would hide those of now.
+AHEAD_S: Final = 86_400.0
+_FLIP: Final = ("lastFlip", "lastRequest")
 
 
 class SharedTrials:
@@ -26,15 +33,16 @@ class SharedTrials:
 
     def __init__(
         self, client: ApiClient, store: ObjectStore, lease_s: Callable[[Key | None], float],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._client = client
         self._store = store
         self._lease_s = lease_s
         self._clock = clock
+        self._wall = wall
         self._begun: dict[tuple[Key, str], float] = {}  # policy, digest -> when it was shown first
         self._ours: dict[Key, dict[str, Any]] = {}
-        self._refused: dict[Key, str] = {}  # the flip that may not be written; who writes status reports the right
+        self._next_at: dict[Key, float] = {}  # of a write; who writes status reports a right that lacks
 
     def show(self, statuses: Mapping[Key, bytes]) -> None:
         """Share the trials of these statuses (JSON, by key)."""
@@ -43,6 +51,7 @@ class SharedTrials:
         self._ours = {key: trial for key, trial in trials.items() if trial}
         begun = {(key, trial["digest"]): self._clock() for key, trial in self._ours.items()}
         self._begun = {each: self._begun.get(each, now) for each, now in begun.items()}
+        self._next_at = {key: at for key, at in self._next_at.items() if key in self._ours}
 
     def left_s(self, key: Key | None) -> float:
         """As `lease_s`; 0 where the status has earlier counts, which this gateway has not joined to its own yet."""
@@ -59,8 +68,8 @@ class SharedTrials:
 
     def completed(self, key: Key, status: bytes) -> bytes:
         """Our status (JSON) with the last flip of another gateway."""
-        held = self._held(key) if key in self._ours else {}
-        if not _has_later_flip(held, self._ours.get(key, {})):
+        ours = self._ours.get(key)
+        if ours is None or not _has_later_flip(held := self._held(key), ours):
             return status
         made = json.loads(status)
         made["trial"] |= _flip(held)
@@ -68,29 +77,37 @@ class SharedTrials:
 
     async def write(self) -> None:
         """Add our last flips where another gateway writes the status and does not know them."""
+        recent = rfc3339(self._wall() - TELL_S)
         for key, trial in tuple(self._ours.items()):
-            is_known = not _has_later_flip(trial, self._held(key)) or self._refused.get(key) == trial["lastFlip"]
-            held = self._store.find(key)
-            if is_known or held is None or self._lease_s(key):
+            known, held = self._held(key), self._store.find(key)
+            is_due = known.get("lastFlip", "") < recent and self._next_at.get(key, 0.0) <= self._clock()
+            if held is None or not is_due or not _has_later_flip(trial, known) or self._lease_s(key):
                 continue
             metadata = {"resourceVersion": held.resource_version}  # the trial may have ended since
             body = {"metadata": metadata, "status": {"trial": _flip(trial)}}
             path = f"/apis/{key[0]}/v1alpha1/namespaces/{key[2]}/egresspolicies/{key[3]}/status"
             try:
-                await self._client.send("PATCH", path, None, body, MERGE_PATCH)
+                async with asyncio.timeout(WRITE_S):
+                    await self._client.send("PATCH", path, None, body, MERGE_PATCH)
             except ApiError as error:
-                if error.status < _OF_SERVER and not error.is_conflict:
-                    self._refused[key] = trial["lastFlip"]
+                if error.is_conflict:
+                    continue
             except UNREACHABLE:
                 return
+            self._next_at[key] = self._clock() + TELL_S
 
     def _held(self, key: Key) -> dict[str, Any]:
         held = self._store.find(key)
-        return json.loads(held.status).get("trial") or {} if held is not None and _MARK in held.status else {}
+        trial = json.loads(held.status).get("trial") if held is not None and _MARK in held.status else None
+        if not isinstance(trial, dict):
+            return {}
+        if trial.get("lastFlip", "") > rfc3339(self._wall() + AHEAD_S):
+            return {name: value for name, value in trial.items() if name not in _FLIP}
+        return trial
 
 
 def _flip(trial: Mapping[str, Any]) -> dict[str, str]:
-    return {name: trial.get(name, "") for name in ("lastFlip", "lastRequest")}
+    return {name: trial.get(name, "") for name in _FLIP}
 
 
 def _has_later_flip(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

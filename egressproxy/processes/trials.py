@@ -45,6 +45,8 @@ PUBLISH_S: Final = 300.0
 MAX_KNOWN: Final = 8192
 MAX_WAITING: Final = 4096
 MAX_DAYS: Final = 32
+#: Characters of a request in the status of another gateway, which becomes a part of our message.
+MAX_REQUEST: Final = 1024
 #: Seconds since 1970 of the year 2200: times of the state file lie before.
 MAX_TIME: Final = 7_258_118_400
 CONDITION: Final = "ReadyToEnforce"
@@ -107,7 +109,7 @@ class TrialCounts:
         }
         return cls(
             told["digest"], times[0], told["decisions"], told["wouldDeny"], told["wouldAllow"], last_flip,
-            str(told.get("lastRequest", "")), times[1], told["unseenSeconds"], days,
+            str(told.get("lastRequest", ""))[:MAX_REQUEST], times[1], told["unseenSeconds"], days,
         )  # fmt: skip
 
     def join(self, other: TrialCounts) -> None:
@@ -139,7 +141,7 @@ class TrialCounts:
         """Whether it is ReadyToEnforce, the reason in one word, and a sentence."""
         if trial.why:
             return False, "NotTried", trial.why
-        if not self.decisions:
+        if not self.decisions and not self.last_flip:  # another gateway may have had one
             return False, "NoDecisions", f"no decision was seen since {rfc3339(self.since)}"
         quiet_s = now - max(self.since, self.last_flip) - self.unseen_s
         quiet, wanted = (timedelta(seconds=round(each)) for each in (min(quiet_s, trial.quiet_s), trial.quiet_s))

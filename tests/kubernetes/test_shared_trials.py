@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 from egressproxy.config.served_kinds import CONFIGURED
+from egressproxy.kubernetes import shared_trials
 from egressproxy.kubernetes.api_client import ApiError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
-from egressproxy.kubernetes.shared_trials import JOIN_S, SharedTrials
+from egressproxy.kubernetes.shared_trials import AHEAD_S, JOIN_S, TELL_S, SharedTrials
+from egressproxy.model.encoding import rfc3339
 
 SCOPE = Scope(next(kind for kind in CONFIGURED if kind.kind == "EgressPolicy"))
+NOW = 1_768_000_000.0  # in 2026
 KEY = ("egressproxy.io", "EgressPolicy", "agents", "next")
 
 
@@ -33,6 +37,7 @@ class Server:
         self.refuses = 0
         self.held_s = 0.0
         self.now = 0.0
+        self.wall = NOW
 
     def hold(self, held: dict[str, Any]) -> None:
         value = {
@@ -48,7 +53,7 @@ class Server:
         return {}
 
     def trials(self, ours: dict[str, Any]) -> SharedTrials:
-        made = SharedTrials(self, self.store, lambda _key: self.held_s, lambda: self.now)  # type: ignore[arg-type]
+        made = SharedTrials(self, self.store, lambda _key: self.held_s, lambda: self.now, lambda: self.wall)  # type: ignore[arg-type]
         of_gateway = b'{"ancestors": [{"ancestorRef": {"name": "trial"}}]}'
         made.show({KEY: status(ours), (*KEY[:3], "b"): of_gateway, ("", "Service", "agents", "b"): status(ours)})
         return made
@@ -73,15 +78,40 @@ async def test_a_flip_is_added_where_another_gateway_writes_status():
     assert len(server.written) == 1
 
 
-async def test_a_refused_flip_is_not_tried_again_and_a_failed_one_is():
+async def test_a_refused_flip_is_tried_again_in_a_minute_and_one_that_came_second_at_once():
     server = Server(trial())
     trials = server.trials(trial("2026-01-03T00:00:00Z"))
-    for server.refuses, count in ((503, 1), (409, 2), (403, 3), (403, 3)):
+    for server.refuses, count in ((409, 1), (429, 2), (0, 2)):  # 429: too many requests
         await trials.write()
         assert len(server.written) == count
-    trials.show({KEY: status(trial("2026-01-04T00:00:00Z"))})
+    server.now = TELL_S
     await trials.write()
-    assert len(server.written) == 4
+    assert len(server.written) == 3
+
+
+async def test_a_server_that_does_not_answer_holds_nobody_up(monkeypatch):
+    server = Server(trial())
+    monkeypatch.setattr(server, "send", lambda *_: asyncio.Event().wait())
+    monkeypatch.setattr(shared_trials, "WRITE_S", 0.0)
+    await asyncio.wait_for(server.trials(trial("2026-01-03T00:00:00Z")).write(), 1.0)
+
+
+async def test_flips_of_many_gateways_cost_a_write_a_minute():
+    server = Server(trial(rfc3339(NOW - TELL_S / 2)))
+    trials = server.trials(trial(rfc3339(NOW)))
+    await trials.write()
+    assert server.written == []
+    server.wall += TELL_S
+    await trials.write()
+    assert len(server.written) == 1
+
+
+async def test_a_flip_of_the_far_future_hides_none_of_now():
+    server, ours = Server(trial(rfc3339(NOW + AHEAD_S + 1))), trial(rfc3339(NOW))
+    trials = server.trials(ours)
+    assert (trials.completed(KEY, status(ours)), json.loads(trials.told()[0][1])) == (status(ours), trial())
+    await trials.write()
+    assert len(server.written) == 1
 
 
 def test_our_status_keeps_the_flip_of_another_gateway():

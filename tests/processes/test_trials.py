@@ -20,7 +20,7 @@ from egressproxy.processes.loader.answer import answer
 from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import CompiledConfig, read_answer, shown
 from egressproxy.processes.loader.trials import judged
-from egressproxy.processes.trials import NAME, TrialCounts, Trials
+from egressproxy.processes.trials import MAX_REQUEST, NAME, TrialCounts, Trials
 from egressproxy.run_options import RunOptions
 from tests.support import manifests as m
 
@@ -154,6 +154,14 @@ def test_a_state_file_of_brackets_begins_anew(tmp_path: Path):
     assert Gateway(tmp_path).trials()._counts == {}
 
 
+def test_the_request_that_another_gateway_tells_is_cut():
+    told = {
+        "digest": "a", "since": "2026-01-01T00:00:00Z", "until": "2026-01-01T00:00:00Z", "decisions": 1, "wouldDeny": 1,
+        "wouldAllow": 0, "unseenSeconds": 0, "lastRequest": "x" * 40_000,
+    }  # fmt: skip
+    assert len(TrialCounts.of_status(told).last_request) == MAX_REQUEST  # a condition has 32,768 characters
+
+
 async def test_another_gateway_goes_on_from_the_counts_of_status(tmp_path: Path):
     config = loaded(tmp_path, m.policy(["a.example", "b.example"]), on_trial("a.example"))
     one, two = Gateway(tmp_path), Gateway(tmp_path)
@@ -193,6 +201,9 @@ async def test_another_gateway_goes_on_from_the_counts_of_status(tmp_path: Path)
     await first.judge()
     found = status(first, config.shown)
     assert (found["lastFlip"], found["decisions"]) == ("1970-01-04T00:05:00Z", 2)
+    idle = TrialCounts(config.trials[0].mark, 0.0)
+    idle.join(TrialCounts.of_status(found))
+    assert idle.condition(config.trials[0], two.now)[:2] == (False, "WouldFlip")  # without decisions of its own
     first.follow(())
     second.follow(())
 
