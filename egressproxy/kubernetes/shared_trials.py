@@ -42,16 +42,14 @@ class SharedTrials:
         self._wall = wall
         self._begun: dict[tuple[Key, str], float] = {}  # policy, digest -> when it was shown first
         self._ours: dict[Key, dict[str, Any]] = {}
-        self._next_at: dict[Key, float] = {}  # of a write; who writes status reports a right that lacks
+        self._next_at = 0.0  # of writes; who writes status reports a right that lacks
 
     def show(self, statuses: Mapping[Key, bytes]) -> None:
         """Share the trials of these statuses (JSON, by key)."""
-        found = {key: status for key, status in statuses.items() if key[1] == "EgressPolicy" and _MARK in status}
-        trials = {key: json.loads(status).get("trial") for key, status in found.items()}
-        self._ours = {key: trial for key, trial in trials.items() if trial}
+        found = ((key, _trial(status)) for key, status in statuses.items() if key[1] == "EgressPolicy")
+        self._ours = {key: trial for key, trial in found if trial}
         begun = {(key, trial["digest"]): self._clock() for key, trial in self._ours.items()}
         self._begun = {each: self._begun.get(each, now) for each, now in begun.items()}
-        self._next_at = {key: at for key, at in self._next_at.items() if key in self._ours}
 
     def left_s(self, key: Key | None) -> float:
         """As `lease_s`; 0 where the status has earlier counts, which this gateway has not joined to its own yet."""
@@ -78,10 +76,12 @@ class SharedTrials:
     async def write(self) -> None:
         """Add our last flips where another gateway writes the status and does not know them."""
         recent = rfc3339(self._wall() - TELL_S)
+        if self._clock() < self._next_at:
+            return
         for key, trial in tuple(self._ours.items()):
             known, held = self._held(key), self._store.find(key)
-            is_due = known.get("lastFlip", "") < recent and self._next_at.get(key, 0.0) <= self._clock()
-            if held is None or not is_due or not _has_later_flip(trial, known) or self._lease_s(key):
+            is_due = known.get("lastFlip", "") < recent and _has_later_flip(trial, known)
+            if held is None or not is_due or self._lease_s(key):
                 continue
             metadata = {"resourceVersion": held.resource_version}  # the trial may have ended since
             body = {"metadata": metadata, "status": {"trial": _flip(trial)}}
@@ -90,20 +90,22 @@ class SharedTrials:
                 async with asyncio.timeout(WRITE_S):
                     await self._client.send("PATCH", path, None, body, MERGE_PATCH)
             except ApiError as error:
-                if error.is_conflict:
-                    continue
+                if not error.is_conflict:
+                    self._next_at = self._clock() + TELL_S
             except UNREACHABLE:
                 return
-            self._next_at[key] = self._clock() + TELL_S
 
     def _held(self, key: Key) -> dict[str, Any]:
         held = self._store.find(key)
-        trial = json.loads(held.status).get("trial") if held is not None and _MARK in held.status else None
-        if not isinstance(trial, dict):
-            return {}
+        trial = _trial(held.status) if held is not None else {}
         if trial.get("lastFlip", "") > rfc3339(self._wall() + AHEAD_S):
             return {name: value for name, value in trial.items() if name not in _FLIP}
         return trial
+
+
+def _trial(status: bytes) -> dict[str, Any]:
+    found = json.loads(status).get("trial") if _MARK in status else None
+    return found if isinstance(found, dict) else {}
 
 
 def _flip(trial: Mapping[str, Any]) -> dict[str, str]:

@@ -147,15 +147,15 @@ class _Tapes:
         self._thread.submit(self._record, method, taken, monotonic() - taken.started_at)
 
     def _record(self, method: str, taken: _Taken, took: float) -> None:
-        where = ""
+        where = name = file_name(taken.uri)
         try:
             where = self._recorded_by.uri(taken.uri)
             found = self._recorded_by.interaction(interaction_of(method, taken, took)).readable()
             name = file_name(found.uri)
             insort(self._entries_of(name), (taken.started_at, found, written(found)), key=itemgetter(0))
         except Exception as error:  # the exchange itself went well
-            name, why = file_name(taken.uri), str(error) if isinstance(error, _Unrecordable) else type(error).__name__
-            tell(self.report.unrecorded, f"{method} {where or name}: {why}")
+            why = str(error) if isinstance(error, _Unrecordable) else type(error).__name__
+            tell(self.report.unrecorded, f"{method} {where}: {why}")
             log.warning("an exchange with %s is not on tape: %s", name, why)
             return
         self._unwritten.add(name)
