@@ -87,7 +87,7 @@ def test_the_running_gateway_explains_and_remembers(dns: NameServer, tmp_path: P
         assert "hush" not in str(events)
         (denial,) = fetch(gateway, "/denials")["denials"]
         assert denial["change"]["file"].startswith(str(gateway.config))
-        assert "+      - b.test\n+      ports:\n+      - 80\n" in denial["change"]["diff"]
+        assert '\n+    - {hostnames: ["b.test"], ports: [80]}\n' in denial["change"]["diff"]
         known = fetch(gateway, f"/decisions?request={denial['request_id']}")
         assert (known["decisions"][0]["authority"], known["denial"]["why"]) == ("b.test:80", denial["why"])
         shown = {path: fetch(gateway, path) for path in VIEWS}
