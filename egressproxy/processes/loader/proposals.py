@@ -202,7 +202,7 @@ def _diff_of_file(file: Path, first: int, entry: Mapping[str, Any]) -> str:
     diff = "".join(
         difflib.unified_diff(blank + lines[first:shown], blank + changed + lines[end:shown], f"a/{path}", f"b/{path}")
     )
-    return "" if "\n #" in diff else diff
+    return "" if "\n #" in diff or len(diff) > MAX_DIFF else diff
 
 
 def _lines(manifest: Mapping[str, Any]) -> list[str]:

@@ -103,6 +103,7 @@ BARE = "spec: {destinations: {allow: []}}"
         (f"{BARE}\r\n", 0), (f"{BARE} # \u2028\n", 0),
         (f"kind: List\nitems:\n- {BARE}\n---\na: 1\nb: 2\nc: 3\n{BARE}\n", 2),  # the item is meant, no other policy
         (f"{BARE}\n# kind: Secret\n# data: SECRET\n", 0),
+        (f"{BARE} # {' ' * proposals.MAX_DIFF}\n", 0),
     ],
 )  # fmt: skip
 def test_what_one_line_cannot_change_has_no_diff_of_its_file(tmp_path: Path, text: str, first: int):
