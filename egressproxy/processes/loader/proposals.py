@@ -192,12 +192,13 @@ def _diff_of_file(file: Path, first: int, entry: Mapping[str, Any]) -> str:
             made = [lines[row], f"{' ' * node.start_mark.column}- {new}\n"]
         changed = [*lines[first:row], *made, *lines[row + 1 : end]]
         is_bare = first > 0 and row < first + 3  # too few lines of context
+        shown = end + (lines[end : end + 1] in (["---\n"], ["...\n"]))  # `git apply` wants a line behind the change
+        is_bare |= shown == row + 1 < len(lines)
         is_plain = len(lines) == text.count("\n") and "\r" not in text  # no other ends of lines, and no end without
         if yaml.load("".join(changed), yaml.CSafeLoader) != after or is_bare or not is_plain:
             return ""
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, yaml.YAMLError):
         return ""
-    shown = end + (lines[end : end + 1] == ["---\n"])  # `git apply` wants a line behind the change
     blank = [""] * first  # keeps the numbers of lines
     diff = "".join(
         difflib.unified_diff(blank + lines[first:shown], blank + changed + lines[end:shown], f"a/{path}", f"b/{path}")

@@ -80,11 +80,12 @@ SECRET = "kind: Secret\nstringData:\n  key: SECRET\n"
         (" []\n", 443, f"    allow: [{NEW}]"),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("end", ["---", "...\n---"])
 def test_a_diff_of_a_file_changes_one_line_of_its_own_text_and_shows_no_other_document(
-    tmp_path: Path, allow: str, port: int, changed: str
+    tmp_path: Path, allow: str, port: int, changed: str, end: str
 ):
     file, policy = tmp_path / "p.yaml", f"kind: EgressPolicy\nspec:\n  destinations:\n    allow:{allow}"
-    file.write_text(f"{SECRET}---\n{policy}---\n{SECRET}")
+    file.write_text(f"{SECRET}---\n{policy}{end}\n{SECRET}")
     diff = proposals._diff_of_file(file, 4, {"hostnames": ["b.example"], "ports": [port]})
     assert diff.startswith(f"--- a{file}\n+++ b{file}\n")
     assert [line[1:] for line in diff.splitlines()[2:] if line[0] == "+"] == [changed]
@@ -103,7 +104,7 @@ BARE = "spec: {destinations: {allow: []}}"
         (f"{BARE}\r\n", 0), (f"{BARE} # \u2028\n", 0),
         (f"kind: List\nitems:\n- {BARE}\n---\na: 1\nb: 2\nc: 3\n{BARE}\n", 2),  # the item is meant, no other policy
         (f"{BARE}\n# kind: Secret\n# data: SECRET\n", 0),
-        (f"{BARE} # {' ' * proposals.MAX_DIFF}\n", 0),
+        (f"{BARE} # {' ' * proposals.MAX_DIFF}\n", 0), (f"{BARE}\n--- # SECRET\n", 0),
     ],
 )  # fmt: skip
 def test_what_one_line_cannot_change_has_no_diff_of_its_file(tmp_path: Path, text: str, first: int):
