@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from egressproxy.admin.status import HEADERS
 from egressproxy.admin.write_access import of_loopback
 
 MAX_CONNECTIONS: Final = 64
@@ -62,6 +63,12 @@ class AdminConnection(web.RequestHandler):
         super().data_received(data)
         if not self._in_hand and not self._head_since:
             self._head_since = monotonic()
+
+    def handle_error(self, *error: Any, **more: Any) -> web.StreamResponse:
+        """As aiohttp's, for a malformed request, with the fields of every answer."""
+        response = super().handle_error(*error, **more)
+        response.headers.update(HEADERS)
+        return response
 
     def begin(self) -> None:
         self._in_hand += 1

@@ -115,7 +115,7 @@ class Questions:
 
         if self._feed is None:
             self._feed = LiveFeed(self._state)
-        check = partial(self._access.check_reader, is_loopback=self._is_loopback)
+        check = partial(self._access.check_reader, request, is_loopback=self._is_loopback)
         return await self._feed.serve(request, _read(LiveFilter.of, request), check)
 
     def end_streams(self) -> None:
@@ -152,18 +152,13 @@ class Questions:
 
     async def _holds(self, request: web.BaseRequest) -> web.StreamResponse:
         found = await self._held(None, _read(HoldPage.of, request))
-        if not await self._may_decide(request):  # a reader of the content could replay the request
+        try:
+            await self._access.check(request)
+        except ApiError:  # a reader of the content could replay the request
             for hold in found["holds"]:
                 for name in CONTENT:
                     hold.pop(name, None)
         return _json(json.dumps(found))
-
-    async def _may_decide(self, request: web.BaseRequest) -> bool:
-        try:
-            await self._access.check(request)
-        except ApiError:
-            return False
-        return True
 
     async def _held(self, decision: HoldDecision | None, page: HoldPage) -> dict[str, Any]:
         """Of all workers: this page of `holds`, how many `waiting`, `decided`, where to `continue` ("" at the end)."""

@@ -129,7 +129,7 @@ class LiveFeed:
         return len(self._readers)
 
     async def serve(
-        self, request: web.BaseRequest, wanted: LiveFilter, check: Callable[[web.BaseRequest], Awaitable[None]]
+        self, request: web.BaseRequest, wanted: LiveFilter, check: Callable[[], Awaitable[None]]
     ) -> web.StreamResponse:
         """The stream, until its reader leaves, `check` raises ApiError (its token has ended), or the gateway drains.
 
@@ -149,7 +149,7 @@ class LiveFeed:
                     await self._state.ask_some("live_lines")
                 await response.write(b": live\n\n")
                 with suppress(ApiError):
-                    await self._pump(reader, response, lambda: check(request))
+                    await self._pump(reader, response, check)
             await response.write_eof()
         except TimeoutError:  # the reader reads nothing
             if request.transport is not None:

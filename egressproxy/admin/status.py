@@ -114,6 +114,8 @@ def refusal(error: ApiError) -> web.Response:
     response = json_response(error.code, error.body)
     if error.retry_after_s:
         response.headers["Retry-After"] = str(error.retry_after_s)
+    if error.code == 401:  # RFC 9110 section 15.5.2
+        response.headers["WWW-Authenticate"] = "Bearer"
     return response
 
 

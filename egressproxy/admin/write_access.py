@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ from egressproxy.admin.status import ApiError
 if TYPE_CHECKING:
     from egressproxy.admin.oidc import OidcLogin
 
+_HOST: Final = re.compile(r"(?:\[([^]]*)\]|([^\[:]*))(?::[0-9]*)?", re.ASCII)
 #: A header that a web page cannot send to another site without permission (CORS).
 MARK: Final = "X-Egressproxy"
 #: What proxies say of those they speak for (RFC 9110 section 7.6.3, RFC 7239, and the names before it).
@@ -31,11 +33,9 @@ def of_loopback(address: str) -> bool:
 
 def names_loopback(host: str) -> bool:
     """Whether a Host is a name or address of loopback, with or without a port."""
-    if host.startswith("["):
-        name, end, rest = host[1:].partition("]")
-        return end != "" and rest[:1] in ("", ":") and of_loopback(name)
-    name = host.partition(":")[0]
-    return name.lower() in ("localhost", "localhost.") or of_loopback(name)
+    found = _HOST.fullmatch(host)
+    literal, name = found.groups() if found is not None else ("", None)
+    return of_loopback(name or literal) or (name or "").lower() in ("localhost", "localhost.")
 
 
 def came_by_proxy(request: web.BaseRequest) -> bool:
@@ -67,13 +67,15 @@ MIN_TOKEN: Final = 16
 
 
 def read_token(file: Path) -> bytes:
-    """Read anew each time, so that it can be replaced. Raises ValueError, which does not show it."""
+    """Read anew each time, so that it can be replaced. Raises ValueError, which shows neither token nor path: strangers
+    see it.
+    """
     try:
         found = file.read_bytes().strip()
     except OSError as error:
-        raise ValueError(f"the token file {file} cannot be read: {(error.strerror or '').lower()}") from None
+        raise ValueError(f"the token file cannot be read: {(error.strerror or '').lower()}") from None
     if len(found) < MIN_TOKEN:
-        raise ValueError(f"the token in {file} is shorter than {MIN_TOKEN} characters")
+        raise ValueError(f"the token is shorter than {MIN_TOKEN} characters")
     return found
 
 
@@ -120,10 +122,9 @@ class WriteAccess:
         token = given.strip().encode("utf-8", "surrogateescape")  # as it was sent, UTF-8 or not
         # What looks like a JWT may be the token of the file.
         login = self.login if is_bearer and token.count(b".") == 2 else None
-        if self._token_file is not None:
+        if is_bearer and self._token_file is not None:
             try:
-                expected = await asyncio.to_thread(read_token, self._token_file)
-                if is_bearer and hmac.compare_digest(token, expected):
+                if hmac.compare_digest(token, await asyncio.to_thread(read_token, self._token_file)):
                     return ""
             except ValueError as error:
                 if login is None:

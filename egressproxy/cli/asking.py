@@ -37,7 +37,7 @@ class AdminAddress(NamedTuple):
     port: int
     token: str = ""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # without the token
         return str(Authority(self.host, self.port))
 
     def connect(self, path: str, accept: str, timeout_s: float | None, method: str = "GET") -> HTTPConnection:

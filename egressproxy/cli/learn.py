@@ -177,7 +177,6 @@ def command(
 
 
 def _known_suffixes(file: Path | None) -> PublicSuffixes:
-
     file = file or PUBLIC_SUFFIX_FILE
     try:
         return PublicSuffixes(file.read_text("utf-8"))
@@ -256,7 +255,6 @@ def _read_process(admin: AdminAddress, seen: Observations, follow: bool, for_s: 
 
 def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
     """Whether a route of this model (/model) may serve a decision: it names the host, or the listener is no proxy."""
-
     routes: dict[str, set[str]] = {}
     for name, values in model.items():
         kind, _, rest = name.partition(" ")
@@ -277,7 +275,6 @@ def routed_by(model: Mapping[str, Mapping[str, Any]]) -> Callable[[Mapping[str, 
 
 
 def _about(seen: Observations, limits: Thresholds, by: policy_plan.By, suffixes: bool) -> list[str]:
-
     options = f"--by {by.value} --at-least {limits.at_least} --burst {limits.burst}/{limits.burst_s:g}s"
     options += f" --upload {limits.upload}" + "".join(f" --port {port}" for port in sorted(limits.ports - {80, 443}))
     options += " --private" * limits.allows_private + " --routed" * limits.allows_routed + " --suffixes" * suffixes
@@ -299,7 +296,6 @@ def _bounds(seen: Observations) -> list[str]:
 
 def _warn(seen: Observations, policies: Sequence[policy_plan.PlannedPolicy], left_out: Sequence[LeftOut]) -> None:
     """Tell on standard error what a reader of the file has to know."""
-
     entries = sum(len(each.entries) for each in policies)
     _tell(
         f"{seen.count} decisions, {counted(entries, 'entry', 'entries')} in"
@@ -345,7 +341,6 @@ def _compare(
     unused_s: float | None, replaces: str, output: Path | None,
 ) -> None:  # fmt: skip
     """Print what is new or unused as a diff of the learnt file, and exit."""
-
     entries = _entries_in_force(path)
     since = seen.last - unused_s if unused_s is not None else -inf
     allowed = {id(record) for record, _ in policy_plan.uses(judged.learnt, entries)}

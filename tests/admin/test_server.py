@@ -85,6 +85,8 @@ async def test_head_has_no_body(admin: AdminServer):
         ("169.254.169.254", 403),
         ("[::1", 403),
         ("[::1].evil.example", 403),
+        ("127.0.0.1:80@evil.example", 403),
+        ("localhost:1.evil.example", 403),
         ("[evil]", 403),
     ],
 )
@@ -134,6 +136,7 @@ async def test_on_a_network_every_route_but_the_open_ones_needs_the_token(
                 if path not in OPEN:
                     assert answer.status == refused, (method, path)
                     assert "--api-token-file FILE" in answer.json()["message"]
+                    assert answer.fields.get("www-authenticate") == ("Bearer" if has_token else None)
                 elif not path.startswith("/ui"):
                     assert answer.status == 200, path
             if has_token:
@@ -213,9 +216,11 @@ async def test_a_malformed_request_is_400_and_fills_no_log(
 ):
     reader, writer = await asyncio.open_connection(admin.host, admin.port)
     writer.write(f"{line}\r\n\r\n".encode())
-    assert Answer(await asyncio.wait_for(reader.read(), WAIT_S)).status == 400
+    answer = Answer(await asyncio.wait_for(reader.read(), WAIT_S))
     writer.close()
-    assert caplog.text == ""
+    assert (answer.status, answer.fields["server"], answer.fields["x-content-type-options"], caplog.text) == (
+        400, "egressproxy", "nosniff", "",
+    )  # fmt: skip
 
 
 async def test_scrapers_that_stall_do_not_stop_the_loop_or_the_next_scraper(admin: AdminServer, state: State):

@@ -60,6 +60,17 @@ async def test_who_knows_the_token_writes(tmp_path: Path, said: str, status: int
     assert await refused(WriteAccess(file), Authorization=said) == status
 
 
+@pytest.mark.parametrize("text", [None, "short"])
+async def test_strangers_do_not_learn_where_the_token_is(tmp_path: Path, text: str | None):
+    file = tmp_path / "token"
+    if text:
+        file.write_text(text)
+    with pytest.raises(ApiError) as caught:
+        await WriteAccess(file).check(SimpleNamespace(headers=CIMultiDict(Authorization="Bearer x")))  # type: ignore[arg-type]
+    assert str(file) not in str(caught.value)
+    assert "the token" in str(caught.value)
+
+
 async def test_with_the_token_it_may_come_through_the_proxy_that_adds_tls(tmp_path: Path):
     file = tmp_path / "token"
     file.write_text(TOKEN)

@@ -164,6 +164,7 @@ def test_every_verb_that_asks_a_gateway_sends_the_token(
     admin = ["--admin", "10.0.0.5:15900"] if names else []
     CliRunner().invoke(main, [*verb.format(manifest).split(), *admin, "--api-token-file", str(token)])
     assert set(asked) == {AdminAddress("10.0.0.5" if names else "10.0.0.9", 15900, "0123456789abcdef")}
+    assert "0123" not in f"{asked}"
 
 
 def test_a_gateway_that_refuses_has_no_listener_that_is_guessed(monkeypatch: pytest.MonkeyPatch):

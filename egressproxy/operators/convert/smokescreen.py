@@ -82,14 +82,14 @@ def convert_smokescreen(path: Path) -> Converted:
     def table_of(rule: _Service) -> dict[Host, Verdict]:
         return {host: _verdict(rule, host, denied, allowed) for host in hosts}
 
-    for rule in services:
+    tables = [(rule, table_of(rule)) for rule in services]
+    for rule, own in tables:
         if _ACCOUNT.fullmatch(rule.name):
-            into.policies.append(_policy(rule, table_of(rule), hosts, into, rule.name))
+            into.policies.append(_policy(rule, own, hosts, into, rule.name))
     if default:
         table = table_of(default)
         lost: set[Host] = set()
-        for rule in services:  # a policy for everybody is for the services, too
-            own = table_of(rule)
+        for _, own in tables:  # a policy for everybody is for the services, too
             lost |= {host for host, each in table.items() if each.ports and not own[host].ports}
             table = {host: Verdict(each.ports & own[host].ports, each.rule) for host, each in table.items()}
         if lost:
@@ -97,8 +97,9 @@ def convert_smokescreen(path: Path) -> Converted:
             into.leave_out(default.origin, f"not for clients without a service: {text}: some service may not")
         policy = _policy(default, table, hosts, into, "")
         for host in (each for entry in policy.deny for each in entry.hosts):
-            for rule in services:
-                if any(own.ports and _matches({host: rule.origin}, each) for each, own in table_of(rule).items()):
+            below = [each for each in hosts if _matches({host: default.origin}, each)]
+            for rule, own in tables:
+                if any(own[each].ports for each in below):
                     into.leave_out(rule.origin, f"{host}: the default rule denies it, and deny beats allow")
         into.policies.append(policy)
     if services:

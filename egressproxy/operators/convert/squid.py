@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -76,6 +76,12 @@ class _Squid:
         for acl in used:
             for each, origin in acl.destinations():
                 self.hosts.setdefault(each, origin)
+        by_host = [acl.name for acl in self.acls.values() if acl.kind in ("dst", *OF_NAMES)]
+        #: Hosts that every rule treats alike have the same truths.
+        self.kinds: dict[Host, tuple[float, ...]] = {}
+        for host in self.hosts:
+            case = _Case(frozenset(), host, (80, 80))
+            self.kinds[host] = (isinstance(host, str), *(self.truth((False, name), case) for name in by_host))
         by_client = [acl for acl in used if acl.kind == "src" and not acl.has_every_address]
         #: The networks of clients by the set of `src` ACLs that match them; the widest are all the others.
         self.clients: dict[frozenset[str], list[Network]] = {}
@@ -128,8 +134,8 @@ class _Squid:
     def decide(self, rules: Sequence[SquidRule], case: _Case) -> SquidRule | None:
         """The rule that allows the case, or None. Rules that depend on what cannot be known are left out."""
         for at, rule in enumerate(rules):
-            truths = [self.truth(each, case) for each in rule.terms]
-            if 0 in truths:
+            truths = [*takewhile(bool, (self.truth(each, case) for each in rule.terms))]
+            if len(truths) < len(rule.terms):
                 continue
             unknown = [name for (_, name), each in zip(rule.terms, truths, strict=True) if each == _UNKNOWN]
             if not unknown:
@@ -194,10 +200,7 @@ class _Squid:
 
         verdicts: dict[Host, Verdict] = {}
         known: dict[tuple[float, ...], Verdict] = {}
-        by_host = [acl for acl in self.acls.values() if acl.kind in ("dst", *OF_NAMES)]
-        for host in self.hosts:
-            case = _Case(client, host, (80, 80))
-            kind = (isinstance(host, str), *(self.truth((False, acl.name), case) for acl in by_host))
+        for host, kind in self.kinds.items():
             if kind not in known:
                 found = {port: rule for port in sorted(self.ports) if (rule := reach(host, port))}
                 rules = sorted((each.origin for each in found.values()), key=lambda each: (each.path, each.line))

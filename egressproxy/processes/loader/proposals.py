@@ -159,17 +159,22 @@ def _described(
 
 def _diff_of_file(file: Path, first: int, entry: Mapping[str, Any]) -> str:
     """The entry as one line of the file's own text, for `git apply` and `patch -p1`; "" where that does not say it.
-    `first`: the document's line, from 0. Of other documents, which may have secrets, the diff has nothing.
+
+    `first`: the document's line, from 0. Only its lines are read, and comments at their margin are not shown: there may
+    be secrets in other documents, also in those that are commented out.
     """
+    path = str(file).lstrip("/")
+    if file.is_symlink() or ".." in file.parts or path.split() != [path] or file.suffix == ".json":
+        return ""  # neither program follows such a name; the entry is no JSON
     try:
-        text = file.read_text("utf-8")
-        found = yaml.compose_all(text, yaml.CSafeLoader)
-        roots: list[Any] = [each for each in found if each.start_mark.line >= first]
-        documents = [*yaml.load_all(text, yaml.CSafeLoader)]
-        at = len(documents) - len(roots)
-        documents[at], raw = _allowing(documents[at], [entry]), documents[at]
-        known, allowed = (each["spec"]["destinations"]["allow"] for each in (raw, documents[at]))
-        node = roots[0]
+        text = file.read_bytes().decode()
+        lines = text.splitlines(keepends=True)
+        end = next((n for n in range(first + 1, len(lines)) if lines[n].startswith(("---", "..."))), len(lines))
+        document = "".join(lines[first:end])
+        node: Any = yaml.compose(document, yaml.CSafeLoader)
+        raw = yaml.load(document, yaml.CSafeLoader)
+        after = _allowing(raw, [entry])
+        known, allowed = (each["spec"]["destinations"]["allow"] for each in (raw, after))
         for name in ("spec", "destinations", "allow"):
             node = next(value for key, value in node.value if key.value == name)
         new = "{" + ", ".join(f"{name}: {json.dumps(value)}" for name, value in entry.items()) + "}"
@@ -177,28 +182,28 @@ def _diff_of_file(file: Path, first: int, entry: Mapping[str, Any]) -> str:
             number = next(number for number, each in enumerate(known) if each != allowed[number])
             node = next(value for key, value in node.value[number].value if key.value == "ports")
             new = str(entry["ports"][0])
-        lines, last = text.splitlines(keepends=True), node
+        last = node
         while isinstance(last, yaml.CollectionNode) and not last.flow_style:
             last = last.value[-1][1] if isinstance(last, yaml.MappingNode) else last.value[-1]
-        row, column = last.end_mark.line, last.end_mark.column - 1
+        row, column = first + last.end_mark.line, last.end_mark.column - 1
         if node.flow_style:
             made = [f"{lines[row][:column]}{', ' if node.value else ''}{new}{lines[row][column:]}"]
         else:
             made = [lines[row], f"{' ' * node.start_mark.column}- {new}\n"]
-        changed = [*lines[:row], *made, *lines[row + 1 :]]
+        changed = [*lines[first:row], *made, *lines[row + 1 : end]]
         is_bare = first > 0 and row < first + 3  # too few lines of context
-        if [*yaml.load_all("".join(changed), yaml.CSafeLoader)] != documents or is_bare or text[-1] != "\n":
+        shown = end + (lines[end : end + 1] in (["---\n"], ["...\n"]))  # `git apply` wants a line behind the change
+        is_bare |= shown == row + 1 < len(lines)
+        is_plain = len(lines) == text.count("\n") and "\r" not in text  # no other ends of lines, and no end without
+        if yaml.load("".join(changed), yaml.CSafeLoader) != after or is_bare or not is_plain:
             return ""
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, yaml.YAMLError):
         return ""
-    end = next((n for n in range(row + 1, len(lines)) if lines[n].startswith(("---", "..."))), len(lines))
-    end += lines[end : end + 1] == ["---\n"]  # `git apply` wants a line behind the change
-    path = str(file).lstrip("/")
     blank = [""] * first  # keeps the numbers of lines
-    diff = difflib.unified_diff(
-        blank + lines[first:end], blank + changed[first : end + len(made) - 1], f"a/{path}", f"b/{path}"
+    diff = "".join(
+        difflib.unified_diff(blank + lines[first:shown], blank + changed + lines[end:shown], f"a/{path}", f"b/{path}")
     )
-    return "".join(diff)
+    return "" if "\n #" in diff or len(diff) > MAX_DIFF else diff
 
 
 def _lines(manifest: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from egressproxy.operators.convert import smokescreen
 from egressproxy.operators.convert.manifests import Converted, ConvertError
 from egressproxy.operators.convert.smokescreen import convert_smokescreen
 from tests.operators.convert.worlds import World
@@ -130,3 +131,20 @@ def test_no_request_passes_that_smokescreen_denies(tmp_path: Path):
     theirs, ours = (sum(each) for each in zip(*(play(seed, tmp_path) for seed in range(16)), strict=True))
     assert theirs > 150
     assert ours > theirs / 2
+
+
+def test_each_service_is_asked_once_about_each_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A list of many services would take hours."""
+    asked: list[Any] = []
+    verdict = smokescreen._verdict
+    monkeypatch.setattr(smokescreen, "_verdict", lambda *rest: asked.append(rest[:2]) or verdict(*rest))
+    services = [
+        {"name": f"s{n}", "project": "x", "action": "open", "allowed_domains": [f"h{n}.example"]} for n in range(5)
+    ]
+    denied = [f"evil{number}.example" for number in range(5)]
+    default = {"name": "rest", "project": "x", "action": "open"}
+    found = converted(
+        tmp_path, {"version": "v1", "services": services, "default": default, "global_deny_list": denied}
+    )  # fmt: skip
+    assert [len(each.hosts) for each in found.policies[-1].deny] == [1] * 5
+    assert len(asked) == (5 + 1) * (5 + 5 + 3)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from egressproxy.operators.convert import squid
 from egressproxy.operators.convert.manifests import Converted, ConvertError
 from egressproxy.operators.convert.squid import convert_squid
 from tests.operators.convert.worlds import World
@@ -293,3 +294,14 @@ http_access allow two
 http_access deny all"""
     told = [each.origin.text for each in converted(tmp_path, rules).left_out]
     assert told == ["http_access allow one", "http_access allow two"]
+
+
+def test_hosts_are_told_apart_once_for_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A list of many clients and hosts would take minutes."""
+    asked: list[Any] = []
+    matches = squid.matches
+    monkeypatch.setattr(squid, "matches", lambda *rest: asked.append(rest[1]) or matches(*rest))
+    clients = "".join(f"acl s{n} src 10.{n}.0.0/16\nhttp_access allow s{n} names\n" for n in range(9))
+    names = " ".join(f"h{number}.example" for number in range(99))
+    converted(tmp_path, f"http_port 3128\nacl names dstdomain {names}\n{clients}http_access deny all\n", "")
+    assert asked.count("h98.example") == 1

@@ -80,11 +80,12 @@ SECRET = "kind: Secret\nstringData:\n  key: SECRET\n"
         (" []\n", 443, f"    allow: [{NEW}]"),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("end", ["---", "...\n---"])
 def test_a_diff_of_a_file_changes_one_line_of_its_own_text_and_shows_no_other_document(
-    tmp_path: Path, allow: str, port: int, changed: str
+    tmp_path: Path, allow: str, port: int, changed: str, end: str
 ):
     file, policy = tmp_path / "p.yaml", f"kind: EgressPolicy\nspec:\n  destinations:\n    allow:{allow}"
-    file.write_text(f"{SECRET}---\n{policy}---\n{SECRET}")
+    file.write_text(f"{SECRET}---\n{policy}{end}\n{SECRET}")
     diff = proposals._diff_of_file(file, 4, {"hostnames": ["b.example"], "ports": [port]})
     assert diff.startswith(f"--- a{file}\n+++ b{file}\n")
     assert [line[1:] for line in diff.splitlines()[2:] if line[0] == "+"] == [changed]
@@ -93,13 +94,33 @@ def test_a_diff_of_a_file_changes_one_line_of_its_own_text_and_shows_no_other_do
     assert (applied.returncode, changed in file.read_text().splitlines()) == (0, True)
 
 
+BARE = "spec: {destinations: {allow: []}}"
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{}\n", "spec: {destinations: {allow: &a []}, x: *a}\n", "spec: {destinations: {allow: []}}", "a: ["]
-)
-def test_what_one_line_cannot_change_has_no_diff_of_its_file(tmp_path: Path, text: str):
+    ("text", "first"),
+    [
+        ("", 0), ("{}\n", 0), ("spec: {destinations: {allow: &a []}, x: *a}\n", 0), (BARE, 0), ("a: [", 0),
+        (f"{BARE}\r\n", 0), (f"{BARE} # \u2028\n", 0),
+        (f"kind: List\nitems:\n- {BARE}\n---\na: 1\nb: 2\nc: 3\n{BARE}\n", 2),  # the item is meant, no other policy
+        (f"{BARE}\n# kind: Secret\n# data: SECRET\n", 0),
+        (f"{BARE} # {' ' * proposals.MAX_DIFF}\n", 0), (f"{BARE}\n--- # SECRET\n", 0),
+    ],
+)  # fmt: skip
+def test_what_one_line_cannot_change_has_no_diff_of_its_file(tmp_path: Path, text: str, first: int):
     file = tmp_path / "p.yaml"
-    file.write_text(text)
-    assert proposals._diff_of_file(file, 0, {"hostnames": ["b.example"], "ports": [443]}) == ""
+    file.write_bytes(text.encode())
+    assert proposals._diff_of_file(file, first, {"hostnames": ["b.example"], "ports": [443]}) == ""
+
+
+@pytest.mark.parametrize("name", ["p.yaml", "a b.yaml", "a\n+++ b.yaml", "../p.yaml", "link.yaml", "p.json"])
+def test_a_file_that_no_program_would_change_has_no_diff(tmp_path: Path, name: str):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/link.yaml").symlink_to(tmp_path / "target.yaml")
+    file = tmp_path / "folder" / name
+    file.write_text(f"{BARE}\n")
+    diff = proposals._diff_of_file(file, 0, {"hostnames": ["b.example"], "ports": [443]})
+    assert bool(diff) is (name == "p.yaml")
 
 
 @pytest.mark.parametrize(
