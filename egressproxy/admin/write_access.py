@@ -128,7 +128,7 @@ class WriteAccess:
                     return ""
             except ValueError as error:
                 if login is None:
-                    raise ApiError(403, "Forbidden", str(error)) from None
+                    raise ApiError(403, "Forbidden", f"--api-token-file: {error}") from None
         if login is None:
             message = f"{what} the token: give --api-token-file FILE, or send Authorization: Bearer TOKEN"
             raise ApiError(401, "Unauthorized", message)

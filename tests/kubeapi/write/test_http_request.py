@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -161,7 +160,7 @@ async def test_a_token_is_asked_for_and_read_anew(state: Writable, tmp_path: Pat
         file.unlink()
         answer = await send(admin, "POST", PATH, MAP, Authorization="Bearer ")
         assert answer.status == 403
-        assert json.dumps(str(file))[1:-1] in answer.json()["message"]
+        assert answer.json()["message"] == "--api-token-file: the token file cannot be read: no such file or directory"
     finally:
         await admin.stop()
 
