@@ -96,7 +96,8 @@ def _lacks(
     else:
         gateway.start()
     try:
-        if rule.verbs == ("patch",):  # of status: there has to be something that has none yet
+        if rule.verbs == ("patch",):  # of status: there has to be something that no other gateway writes
+            wait_until(lambda: "-namespaces)" in gateway.stderr, f"{rule}: it does not get the Lease")
             for case in cases:
                 if case.object["apiVersion"].startswith(rule.group) and case.object["kind"].endswith(
                     ("Route", "Backend")
