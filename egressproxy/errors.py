@@ -160,7 +160,7 @@ class GatewayError(Exception):
     reset_code = -1  # error code of the backend's RST_STREAM (RFC 9113 section 7); -1: none
     is_left_out = False  # by the backend's GOAWAY the request was not processed (RFC 9113 section 6.8)
     is_quotable = True  # message and remedy contain no path, field or body of the request
-    has_event = True  # operators are told by an Event, unless something else names each
+    is_listed_elsewhere = False  # a report names each, so that there is no Event
     has_own_remedy = False  # with numbers of this request: Events, which count what is alike, leave it out
 
     def __init__(

@@ -243,7 +243,9 @@ _RUNS: Final[dict[str, _Tapes]] = {}
 
 
 class NotOnTape(Rejected):
-    has_event = False  # the report at the end names it
+    """A strict replay has no answer to a request."""
+
+    is_listed_elsewhere = True  # in the report at the end
 
 
 class TapeFilter(Filter):

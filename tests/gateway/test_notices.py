@@ -35,7 +35,7 @@ def test_a_denial_is_of_the_gateway(converse: Start):
 
 
 def test_a_denial_that_something_else_names_is_not_noted(converse: Start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Denied, "has_event", False)
+    monkeypatch.setattr(Denied, "is_listed_elsewhere", True)
     talk = converse(forward(allow=("b.example",)))
     talk.client >> GET
     assert talk.client.answer()[0] == 403

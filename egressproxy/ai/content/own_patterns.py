@@ -124,8 +124,8 @@ class OwnPatterns(Detector):
 class Glance:
     """Whether any of several expressions may match in a text: one search for all of them, and nearly always no.
 
-    It looks for them without their assertions (`^`, `\\b`), so that what one of them matches in a part of a text is
-    found in the whole: many texts may be looked at as one.
+    The search leaves out assertions (`^`, `\\b`). A match in a part of a text is then found in the whole text, so that
+    many texts may be searched as one.
     """
 
     __slots__ = ("_search",)
@@ -143,7 +143,7 @@ class Glance:
             return None
 
     def __call__(self, text: str) -> bool:
-        """False: none of them matches in this folded text, or in a part of it."""
+        """Whether an expression may match in this folded text, or in a part of it."""
         try:
             return self._search(text.encode()) is not None
         except UnicodeEncodeError:

@@ -102,8 +102,8 @@ class RawJsonEditor:
         return cls(body, source, text, index)
 
     def replaced(self, found: list[Span], replace: Replace) -> bytes | None:
-        """The body with these spans of the text replaced by what needs no escape; None where one of them stands
-        elsewhere than in a string that can be replaced so: nothing was replaced then.
+        """The body with these spans of the text replaced by texts without escapes. None, and nothing is replaced, if a
+        span is not within a string, or the string cannot be replaced in place.
         """
         text = self.text
         end = 0  # behind the string that the span is in

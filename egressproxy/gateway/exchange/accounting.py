@@ -69,7 +69,7 @@ class Accounting:
         exchange.denied = is_denial(error)
         if exchange.denied:
             exchange.keep(REFUSAL, (error.message, error.remedy) if error.is_quotable else ("", ""))
-        if error.has_event and (exchange.denied or has_event(error)):
+        if not error.is_listed_elsewhere and (exchange.denied or has_event(error)):
             kind = "" if pipeline.route is None else pipeline.route.kind
             self.notices.refused(exchange.series, error, kind, exchange.identity)
         if error.policy != "-":
