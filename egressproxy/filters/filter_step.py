@@ -19,7 +19,7 @@ from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.error_budget import OutOfService
 from egressproxy.filters.filter_trace import is_traced, traced
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import TRACE
+from egressproxy.model.exchange_trace import ExchangeTrace
 from egressproxy.model.fields import VALUE, Fields
 from egressproxy.model.local_response import LocalResponse
 
@@ -216,7 +216,7 @@ async def wait(step: FilterStep, awaitable: Awaitable[R], exchange: Exchange) ->
             exchange.hold_for_people(-1)
         step.stats.runs += 1
         step.stats.took(monotonic() - began)
-        trace = exchange.state.get(TRACE) if exchange.state else None
+        trace: ExchangeTrace | None = exchange.trace
         if trace is not None:
             told = (("name", step.spec.name), ("type", step.spec.type), ("phase", step.stats.phase))
             attributes = tuple((f"egressproxy.filter.{key}", value) for key, value in told)

@@ -114,11 +114,11 @@ class Exchange:
     """
 
     __slots__ = (
-        "addresses", "attempts", "authority", "backend", "backend_is_secure", "backend_origin", "bytes_in", "bytes_out",
+        "addresses", "attempt_span_id", "attempts", "authority", "backend", "backend_is_secure", "backend_origin", "bytes_in", "bytes_out",
         "client", "denied", "detail", "ended_at", "first_byte_at", "gateway", "grpc_status", "identity", "is_tunnel",
         "listener", "max_body_bytes", "method", "path", "path_prefix", "reason", "request", "request_id",
-        "response", "route", "rule", "scheme", "series", "started_at", "started_wall", "state", "status", "upstream",
-        "upstream_host", "would_deny",
+        "response", "route", "rule", "scheme", "series", "started_at", "started_wall", "state", "status", "trace",
+        "upstream", "upstream_host", "would_deny",
     )  # fmt: skip
     __deletable__ = ("request", "response")
 
@@ -171,6 +171,8 @@ class Exchange:
         self.would_deny: list[Reason] | None = None
         self.upstream = ""  # "address:port" dialled
         self.attempts = 0
+        self.trace: Any = None  # model.exchange_trace.ExchangeTrace; None: not recorded
+        self.attempt_span_id = b""  # of the attempt that is being made, where there is a trace
         self.bytes_in = 0  # from the client, head and body, in bytes
         self.bytes_out = 0  # to the client
         self.series: Any = series  # telemetry.series.Series, bound at build time
@@ -233,6 +235,8 @@ class Exchange:
         made.upstream_host = self.upstream_host
         made.addresses = self.addresses
         made.state = self.state
+        made.trace = self.trace
+        made.attempt_span_id = self.attempt_span_id
         made.max_body_bytes = self.max_body_bytes
         made.first_byte_at = self.first_byte_at
         made.status = self.status

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
-from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import RequestHead
 
 Attributes = tuple[tuple[str, str], ...]
@@ -67,11 +67,8 @@ class Exporter(Protocol):
         """Export what is recorded. Returns after `timeout_s` seconds at the latest."""
 
 
-TRACE: Final[StateSlot[ExchangeTrace]] = StateSlot("trace")
-
-
 def add_wait(exchange: Exchange, name: str, began: float) -> None:
     """As `ExchangeTrace.add_wait`, where the trace of `exchange` is recorded."""
-    trace = exchange.state.get(TRACE)
+    trace: ExchangeTrace | None = exchange.trace
     if trace is not None:
         trace.add_wait(exchange, name, began)

@@ -23,7 +23,7 @@ from egressproxy.errors import Reason
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.exchange import LOGGED, Exchange
-from egressproxy.model.exchange_trace import TRACE, ExchangeTrace
+from egressproxy.model.exchange_trace import ExchangeTrace
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.per_client_quota import PerClientQuota, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
@@ -186,7 +186,7 @@ class AccessLog:
         else:
             line = self._explained(exchange)
         if self.exporter is not None:
-            self.exporter.put_line(line, state.get(TRACE))
+            self.exporter.put_line(line, exchange.trace)
             if self._writer is None and self.tap is None:
                 return
         lines = self._lines
@@ -296,8 +296,9 @@ class AccessLog:
         ):
             if exchange.grpc_status >= 0:
                 rest = f'{rest[:-2]},"grpc_status":"{GRPC_NAMES[exchange.grpc_status]}"}}\n'
-            if exchange.state:
-                rest = _traced(rest, exchange)
+            trace: ExchangeTrace | None = exchange.trace
+            if trace is not None:
+                rest = f"{rest[:-2]},{trace.log_text}}}\n"
             return self._moment + shared + rest
         return self._explained(exchange)
 
@@ -316,7 +317,7 @@ class AccessLog:
         values = self._values(exchange)
         if exchange.grpc_status >= 0:
             values["grpc_status"] = GRPC_NAMES[exchange.grpc_status]
-        trace = exchange.state.get(TRACE)
+        trace: ExchangeTrace | None = exchange.trace
         if trace is not None:
             values |= json.loads(f"{{{trace.log_text}}}")
         values |= _decision(exchange.series)
@@ -369,12 +370,6 @@ class AccessLog:
                 self._stamps.clear()
             found = self._stamps[second] = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return found
-
-
-def _traced(line: str, exchange: Exchange) -> str:
-    """The line with the fields of its trace, if that is recorded."""
-    trace = exchange.state.get(TRACE)
-    return line if trace is None else f"{line[:-2]},{trace.log_text}}}\n"
 
 
 def _decision(series: Series | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import TRACE
+from egressproxy.model.exchange_trace import ExchangeTrace
 from egressproxy.telemetry.counters import OVERFLOW
 from egressproxy.telemetry.counts import MetricFamily, MetricKind
 from egressproxy.telemetry.series import Exemplar
@@ -188,8 +188,8 @@ class FilterHistogram:
             buckets = family.buckets[key] = [0] * (len(family.bounds) + 1)
         bucket = bisect_left(family.bounds, value)
         buckets[bucket] += 1
-        if exchange is not None and exchange.state:
-            trace = exchange.state.get(TRACE)
+        if exchange is not None:
+            trace: ExchangeTrace | None = exchange.trace
             if trace is not None and (ids := trace.sampled_ids) is not None:
                 family.exemplars.setdefault(key, {})[bucket] = (*ids, value, time())
 

@@ -41,7 +41,6 @@ from egressproxy.ir.route import (
 from egressproxy.ir.telemetry import CollectorIR, TracingIR
 from egressproxy.model.authority import parse_authority
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.work import at_once
@@ -512,7 +511,7 @@ def traces(asked: Played) -> Seen:
     x.series = Series(("a/gw", *"------"))
     seen: Seen = []
     tried(seen, lambda: tracer.start(x, x.request))
-    trace = x.take(TRACE)
+    trace = x.trace
     if trace is not None:
         seen.append(trace.log_text)
         tried(seen, lambda: trace.end(x))

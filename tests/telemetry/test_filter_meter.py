@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import TRACE
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices
 from egressproxy.telemetry.exposition import Exposition
@@ -173,7 +172,7 @@ def test_an_exchange_whose_trace_is_recorded_is_an_exemplar(ids: tuple[bytes, by
     took = meter(metrics).histogram("took", "How long.", (0.1, 1))
     took.observe(0.5, exchange=exchange)
     assert metrics.read()["took"].exemplars == {}
-    exchange.keep(TRACE, SimpleNamespace(sampled_ids=ids))  # type: ignore[arg-type]
+    exchange.trace = SimpleNamespace(sampled_ids=ids)
     took.observe(0.5, exchange=exchange)
     shown = metrics.read()["took"].exemplars.get(("pii",), {})
     assert {bucket: each[:3] for bucket, each in shown.items()} == ({1: (*ids, 0.5)} if ids else {})

@@ -26,7 +26,7 @@ from egressproxy.filters.messages import are_read
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
 from egressproxy.model.exchange import Exchange, StateSlot
-from egressproxy.model.exchange_trace import TRACE
+from egressproxy.model.exchange_trace import ExchangeTrace
 from egressproxy.model.fields import media_type
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
@@ -225,7 +225,7 @@ class TokenMeter(Filter):
         if price is not None:
             self._cost.add(cost_of(usage, price), *labels, self._currency)
         exchange.add_log_fields(self._log_fields(measured, usage, price))
-        trace = exchange.state.get(TRACE)
+        trace: ExchangeTrace | None = exchange.trace
         if trace is not None:
             found = zip(_OF_SPANS, labels[3:5], strict=True)
             trace.add_attributes({name: label for name, label in found if label != "-"})

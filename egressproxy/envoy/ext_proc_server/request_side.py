@@ -35,7 +35,6 @@ from egressproxy.gateway.exchange.readmission import check_gateway, name_again, 
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.model.exchange import SENT_BODY, Exchange
-from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.own_names import OWN_HOST
@@ -71,7 +70,7 @@ class RequestSide:
         accounting, pipeline = conversation.accounting, conversation.pipeline
         client, identity = client_of_envoy(message, trust_domains)
         exchange = accounting.new_exchange(client or conversation.peer, port.first, identity)
-        exchange.take(TRACE)  # Envoy has the spans of its exchanges
+        exchange.trace = None  # Envoy has the spans of its exchanges
         conversation.begin(exchange, configured_mode(message.protocol))
         head, self._dropped = read_request(message, port.head_limits)
         self._may_have_trailers = not message.end_of_stream and not head.upgrade

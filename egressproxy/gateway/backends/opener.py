@@ -140,7 +140,7 @@ class ConnectionOpener:
         else:
             endpoints = await self._endpoints(exchange, target, connect)
             source = self._source.choose(identity_of(exchange)) if self._source is not None else None
-            began = monotonic() if exchange.state else 0.0
+            began = monotonic() if exchange.trace is not None else 0.0
             dial = self._network.dialer.dial(endpoints, PendingProtocol, timeout_s=self._connect_s, source=source)
             try:
                 _, parked, _ = await dial
@@ -175,7 +175,7 @@ class ConnectionOpener:
             else:
                 known = self.resolver.cached(target.host)
                 if known is None:
-                    began = monotonic() if exchange.state else 0.0
+                    began = monotonic() if exchange.trace is not None else 0.0
                     try:
                         resolved = await self.resolver.resolve(target.host, client_of(exchange), identity_of(exchange))
                     finally:
@@ -280,7 +280,7 @@ class ConnectionOpener:
             resumption=target.resumption_of(exchange),
         )  # fmt: skip
         timer = self._network.loop.call_later(self.spec.tls_handshake_s or 60.0, stream.abort_handshake)
-        began = monotonic() if exchange.state else 0.0
+        began = monotonic() if exchange.trace is not None else 0.0
         try:
             parked.hand_over(stream)
             await done

@@ -15,7 +15,7 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody, filtere
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import SENT_BODY, Exchange
-from egressproxy.model.exchange_trace import TRACE
+from egressproxy.model.exchange_trace import ExchangeTrace
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.per_client_quota import client_of
@@ -157,7 +157,7 @@ async def call_upstream(
     while True:
         exchange.attempts += 1
         began = monotonic()
-        trace = exchange.state.get(TRACE) if exchange.state else None
+        trace: ExchangeTrace | None = exchange.trace
         span_id = b"" if trace is None else trace.start_attempt(exchange)
         caller.start_attempt()
         exchange.backend_is_secure = target.tls is not None

@@ -19,7 +19,7 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import TRACE
+from egressproxy.model.exchange_trace import ExchangeTrace
 from egressproxy.model.forwarded_identity import SeenValues
 from egressproxy.model.message import RequestHead
 from egressproxy.net.timers import TimerWheel
@@ -124,12 +124,12 @@ class Accounting:
         self.recent.append(entry)
         if exchange.denied:
             self.denials.append((entry, exchange.client, exchange.rule, exchange.series, exchange.take(REFUSAL)))
+        trace: ExchangeTrace | None = exchange.trace
+        if trace is not None:
+            exchange.trace = None
+            trace.end(exchange)
         if exchange.state:
-            trace = exchange.take(TRACE)
-            if trace is not None:
-                trace.end(exchange)
-            if exchange.state:
-                exchange.forget_state()
+            exchange.forget_state()
 
 
 def finish_attempts(exchange: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:

@@ -45,7 +45,6 @@ from egressproxy.ir.policy import Priority
 from egressproxy.model.authority import Authority, AuthorityError, IPAddress, parse_host
 from egressproxy.model.caller_identity import ANONYMOUS
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import TRACE
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.per_client_quota import PerClientQuota, client_of, identity_of, most_of, origin_of
 from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
@@ -145,7 +144,7 @@ class NameServer:
             return
         exchange = self._accounting.new_exchange(client, listener, ANONYMOUS)
         exchange.scheme, exchange.method, exchange.bytes_in = b"dns", query.type_name.encode(), len(wire)
-        exchange.take(TRACE)  # spans are those of HTTP
+        exchange.trace = None  # spans are those of HTTP
         asked = _PendingQuery(query, exchange, listener, send, is_tcp)
         try:
             self._admit(asked)

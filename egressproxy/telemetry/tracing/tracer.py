@@ -13,8 +13,8 @@ from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.ir.telemetry import AttributeSource, TracingIR
-from egressproxy.model.exchange import LOGGED, Exchange, StateSlot
-from egressproxy.model.exchange_trace import TRACE, ExchangeTrace, Tracer
+from egressproxy.model.exchange import LOGGED, Exchange
+from egressproxy.model.exchange_trace import ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead
 from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, logged_status
@@ -44,8 +44,6 @@ _ABOUT: Final = re.compile(
 #: An id that JSON does not escape.
 _PLAIN: Final = re.compile(rb"[0-9A-Za-z_./:=+-]*+")
 _OK: Final = Reason.OK
-#: The span of the attempt that is being made.
-_ATTEMPT: Final[StateSlot[bytes]] = StateSlot("attempt span")
 _OK_TEXT: Final = _OK.value
 #: Longer values of a client's are cut.
 _MAX_FIELD: Final = 256
@@ -105,7 +103,7 @@ class OwnTracer(Tracer):
             trace_id = line[18:50]  # as `trace_of`, which costs a call
             recording = Recording(self._settings, trace_id, trace_id[16:], is_sampled)
             recording.tracer, recording.line, recording.unused_id = self, line, line[51:67]
-            exchange.keep(TRACE, recording)
+            exchange.trace = recording
             if head is not None:
                 recording.read(head.fields)
         if head is not None:
@@ -130,7 +128,7 @@ class OwnTracer(Tracer):
         recording.tracer, recording.line, recording.unused_id = self, line, attempt_id
         recording.parent_id = parent_id
         recording.tracestate = tracestate
-        exchange.keep(TRACE, recording)
+        exchange.trace = recording
         recording.read(fields)
         if given:
             block = fields.block
@@ -205,7 +203,7 @@ class Recording(ExchangeSpans, ExchangeTrace):
             at = block.rfind(self.line)
             if at >= 0:
                 fields.block = block[: at + 51] + span_id + block[at + 67 :]
-        exchange.state[_ATTEMPT] = span_id
+        exchange.attempt_span_id = span_id
         return span_id
 
     def end_attempt(self, exchange: Exchange, span_id: bytes, began: float, reason: str) -> None:
@@ -238,7 +236,7 @@ class Recording(ExchangeSpans, ExchangeTrace):
     ) -> None:
         if self.waits is None:
             self.waits = []
-        waits, parent_id = self.waits, exchange.state.get(_ATTEMPT) or b""
+        waits, parent_id = self.waits, exchange.attempt_span_id
         if any(attempt[0] == parent_id for attempt in self.attempts or ()):  # it has its answer
             parent_id = b""
         if attributes and waits and (waits[-1].attributes, waits[-1].parent_id) == (attributes, parent_id):

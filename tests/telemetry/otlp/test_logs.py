@@ -10,7 +10,6 @@ import pytest
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.exchange_trace import TRACE
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.counters import ExportCounts
 from egressproxy.telemetry.otlp.logs import LogEncoder, LogExporter
@@ -75,7 +74,7 @@ async def test_a_record_of_a_traced_exchange_has_its_ids(is_sampled: bool):
     ids, text = (TRACE_ID.encode(), SPAN_ID.encode()), f'"trace_id":"{TRACE_ID}"'
     x = exchange()
     trace: Any = SimpleNamespace(ids=ids, sampled_ids=ids if is_sampled else None, log_text=text)
-    x.keep(TRACE, trace)
+    x.trace = trace
     (record,) = await Lines().records(x)
     assert (record.trace_id.hex(), record.span_id.hex(), record.flags) == (TRACE_ID, SPAN_ID, is_sampled)
     assert "trace_id" not in attributes(record)
