@@ -114,11 +114,11 @@ class Exchange:
     """
 
     __slots__ = (
-        "addresses", "attempt_span_id", "attempts", "authority", "backend", "backend_is_secure", "backend_origin", "bytes_in", "bytes_out",
-        "client", "denied", "detail", "ended_at", "first_byte_at", "gateway", "grpc_status", "identity", "is_tunnel",
-        "listener", "max_body_bytes", "method", "path", "path_prefix", "reason", "request", "request_id",
-        "response", "route", "rule", "scheme", "series", "started_at", "started_wall", "state", "status", "trace",
-        "upstream", "upstream_host", "would_deny",
+        "addresses", "attempt_span_id", "attempts", "authority", "backend", "backend_is_secure", "backend_origin",
+        "bytes_in", "bytes_out", "client", "denied", "detail", "ended_at", "first_byte_at", "gateway", "grpc_status",
+        "identity", "is_tunnel", "listener", "max_body_bytes", "method", "path", "path_prefix", "reason", "request",
+        "request_id", "response", "route", "rule", "scheme", "series", "started_at", "started_wall", "state", "status",
+        "trace", "upstream", "upstream_host", "would_deny",
     )  # fmt: skip
     __deletable__ = ("request", "response")
 

@@ -81,7 +81,7 @@ class Series:
     __slots__ = (
         "answer_sum_s", "answers", "at_once", "begun", "body_sum_s", "bytes_in", "bytes_out", "calls", "denied",
         "duration_sum_s", "exemplars", "failed_attempts", "failovers", "failures", "has_tunnels", "hedges", "labels",
-        "mirrored", "requests", "streamed", "tunnels_active", "would_deny",
+        "mirrored", "next_exemplars", "requests", "streamed", "tunnels_active", "would_deny",
     )  # fmt: skip
 
     def __init__(self, labels: Labels) -> None:
@@ -97,6 +97,7 @@ class Series:
         self.tunnels_active = 0
         self.has_tunnels = False
         self.exemplars = _NO_EXEMPLARS
+        self.next_exemplars = 0.0  # of `Recording`: which exchanges are next
 
     def observe(self, exchange: Exchange) -> None:
         """Count a finished exchange: its status, duration, bytes and denial."""

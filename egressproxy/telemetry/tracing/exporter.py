@@ -1,8 +1,8 @@
 """BatchExporter: the bounded queue of what ended exchanges leave, and its way to a collector in batches.
 
 Nothing here waits on the path of a request: what has no room is dropped, and counted. A batch goes out every
-INTERVAL_S, or when there are BATCH of them. What the collector cannot take now is sent again, with growing pauses, up
-to RETRY_S. Source: OpenTelemetry protocol, "Failures" and "OTLP/HTTP Throttling".
+INTERVAL_S, or when there are BATCH of them or MAX_BATCH_SIZE bytes. What the collector cannot take now is sent again,
+with growing pauses, up to RETRY_S. Source: OpenTelemetry protocol, "Failures" and "OTLP/HTTP Throttling".
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from egressproxy.telemetry.tracing.span import ExchangeSpans
 log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 2.0
-#: Exchanges in one request: some 300 KB.
+#: Log records in one request.
 BATCH: Final = 512
 #: Exchanges whose spans are encoded at a time, some 0.1 ms. One alone costs twice as much, since code and data of the
 #: encoder have left the processor's cache meanwhile; a thread would take the lock of the interpreter from the loop.
 SLICE: Final = 32
-#: Exchanges that wait for a slow collector, some 1 KB each.
+#: Spans of one exchange that are longer, in bytes, wait for themselves, so that a request stays short.
+LONG: Final = 16 * 1024
+#: Log records, or slices of spans, that wait for a slow collector.
 MAX_WAITING: Final = 8192
 #: Bytes that wait, and those in one request: clients choose paths, and collectors read messages of gRPC up to 4 MiB.
 MAX_SIZE: Final = 8 * 1024 * 1024
-MAX_BATCH_SIZE: Final = 1024 * 1024
+MAX_BATCH_SIZE: Final = 512 * 1024
 RETRY_S: Final = 60.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 15.0
@@ -136,10 +138,10 @@ class BatchExporter(Generic[T]):
         self._is_draining = False
 
     def _begin(self) -> None:
+        self.encode()
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        self.encode()
         if self._task is None and self._queue:
             self._task = asyncio.get_running_loop().create_task(self._export())
 
@@ -228,7 +230,6 @@ class SpanExporter(BatchExporter[EncodedSpans]):
         ended.append(exchange)
         if len(ended) >= SLICE:
             self.encode()
-            self._schedule()
         elif len(ended) == 1:
             self._schedule()
 
@@ -239,6 +240,7 @@ class SpanExporter(BatchExporter[EncodedSpans]):
     def encode(self) -> None:
         """Encode what has ended. An exchange whose spans cannot be encoded takes no other along."""
         ended, self._ended = self._ended, []
+        parts, count = [], 0
         for exchange in ended:
             try:
                 encoded = self._spans.encoded(exchange)
@@ -247,11 +249,13 @@ class SpanExporter(BatchExporter[EncodedSpans]):
                 # Its text may be a client's.
                 self._note(f"internal error: spans cannot be encoded ({type(error).__name__})")
                 continue
-            if len(self._queue) >= MAX_WAITING or self._size + encoded.size > MAX_SIZE:
-                self._counts.dropped["queue_full"] += encoded.count
-                continue
-            self._queue.append(encoded)
-            self._size += encoded.size
+            if len(encoded.data) > LONG:
+                self.put(encoded)
+            else:
+                parts.append(encoded.data)
+                count += encoded.count
+        if parts:
+            self.put(EncodedSpans(b"".join(parts), count))
 
     async def _request(self, batch: Sequence[EncodedSpans]) -> tuple[bytes, int]:
         return self._encoder.request(batch)

@@ -17,7 +17,7 @@ from egressproxy.model.exchange import LOGGED, Exchange
 from egressproxy.model.exchange_trace import ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead
-from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, logged_status
+from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, Series, logged_status
 from egressproxy.telemetry.tracing.context import (
     IS_SAMPLED,
     SAMPLED_DIGITS,
@@ -45,16 +45,23 @@ _ABOUT: Final = re.compile(
 _PLAIN: Final = re.compile(rb"[0-9A-Za-z_./:=+-]*+")
 _OK: Final = Reason.OK
 _OK_TEXT: Final = _OK.value
+#: Exemplars of one series are kept so many seconds apart, but for those of slower exchanges: the time that one took,
+#: up to a second, counts as if it had ended so much later.
+EXEMPLARS_S: Final = 0.1
+_MAX_LEAD_S: Final = 1.0
 #: Longer values of a client's are cut.
 _MAX_FIELD: Final = 256
+
+
+_Answer = tuple[Series, bytes, float, float]
 
 
 class OwnTracer(Tracer):
     """One for each listener."""
 
     __slots__ = (
-        "_bound", "_continues", "_keeps_errors", "_lines", "_parent_bound", "_settings", "contexts", "exporter",
-        "fields",
+        "_bound", "_continues", "_keeps_errors", "_lines", "_parent_bound", "contexts", "exporter", "fields",
+        "settings",
     )  # fmt: skip
 
     def __init__(self, spec: TracingIR, exporter: SpanExporter) -> None:
@@ -71,7 +78,7 @@ class OwnTracer(Tracer):
             source: tuple((each.name, each.value) for each in spec.attributes if each.source is source)
             for source in AttributeSource
         }
-        self._settings = SpanSettings(
+        self.settings = SpanSettings(
             spec.span_name, of_kind[AttributeSource.LITERAL], of_kind[AttributeSource.ATTRIBUTE]
         )
         #: The attributes that header fields give, with the names of those.
@@ -101,9 +108,7 @@ class OwnTracer(Tracer):
         is_sampled = line[-1] == IS_SAMPLED
         if is_sampled or self._keeps_errors:
             trace_id = line[18:50]  # as `trace_of`, which costs a call
-            recording = Recording(self._settings, trace_id, trace_id[16:], is_sampled)
-            recording.tracer, recording.line, recording.unused_id = self, line, line[51:67]
-            exchange.trace = recording
+            recording = exchange.trace = Recording(self, line, trace_id, trace_id[16:], is_sampled)
             if head is not None:
                 recording.read(head.fields)
         if head is not None:
@@ -122,13 +127,10 @@ class OwnTracer(Tracer):
         if not is_sampled and not self._keeps_errors:
             return
         contexts = self.contexts
-        attempt_id = contexts.span_id()
-        line = traceparent(trace_id, attempt_id, is_sampled or was_sampled)
-        recording = Recording(self._settings, trace_id, contexts.span_id(), is_sampled)
-        recording.tracer, recording.line, recording.unused_id = self, line, attempt_id
+        line = traceparent(trace_id, contexts.span_id(), is_sampled or was_sampled)
+        recording = exchange.trace = Recording(self, line, trace_id, contexts.span_id(), is_sampled)
         recording.parent_id = parent_id
         recording.tracestate = tracestate
-        exchange.trace = recording
         recording.read(fields)
         if given:
             block = fields.block
@@ -155,14 +157,18 @@ def _take_context(fields: Fields) -> TraceContext | None:
 class Recording(ExchangeSpans, ExchangeTrace):
     """The trace of an exchange. `is_sampled` false: it is exported only if the exchange fails.
 
-    `line` is the context that goes on, with `unused_id`: that of the first attempt, b"" once there is one.
+    `line` is the context that goes on, with `unused_id`: that of the first attempt, b"" once there is one. `answer` is
+    of the last attempt that has one: the series that counts it, the span, its beginning, and its seconds.
     """
 
-    __slots__ = ("line", "tracer", "unused_id")
+    __slots__ = ("answer", "line", "tracer", "unused_id")
 
-    line: bytes
-    tracer: OwnTracer
-    unused_id: bytes
+    def __init__(self, tracer: OwnTracer, line: bytes, trace_id: bytes, span_id: bytes, is_sampled: bool) -> None:
+        super().__init__(tracer.settings, trace_id, span_id, is_sampled)
+        self.tracer = tracer
+        self.line = line
+        self.unused_id = line[51:67]  # as `span_of`
+        self.answer: _Answer | None = None
 
     def read(self, fields: Fields) -> None:
         """Take what the client says of itself and of its request."""
@@ -211,9 +217,9 @@ class Recording(ExchangeSpans, ExchangeTrace):
 
     def answer_attempt(self, exchange: Exchange, span_id: bytes, began: float, seconds: float) -> None:
         self._keep_attempt(exchange, span_id, began, 0.0, exchange.response.status, "")
-        if self.is_sampled:
-            at_s = exchange.started_wall + (began - exchange.started_at) + seconds
-            exchange.series.show(ANSWER, (self.trace_id, span_id, seconds, at_s))
+        if self.answer is not None and self.is_sampled:
+            self._show_answer(exchange, self.answer)
+        self.answer = exchange.series, span_id, began, seconds
 
     def _keep_attempt(
         self, exchange: Exchange, span_id: bytes, began: float, ended: float, status: int, reason: str
@@ -272,13 +278,28 @@ class Recording(ExchangeSpans, ExchangeTrace):
             of_answer = tuple(each for each in named if each[0] not in known)
             self.headers = (self.headers or []) + _read(of_answer, exchange.response.fields)
         self.tracer.exporter.put_exchange(self)
-        took_s, first_at, series = exchange.ended_at - exchange.started_at, exchange.first_byte_at, exchange.series
+        series = exchange.series
+        took_s = exchange.ended_at - exchange.started_at
+        rank = exchange.ended_at + (took_s if took_s < _MAX_LEAD_S else _MAX_LEAD_S)
+        if rank >= series.next_exemplars:
+            series.next_exemplars = rank + EXEMPLARS_S
+            self._show(exchange, took_s)
+
+    def _show(self, exchange: Exchange, took_s: float) -> None:
+        if self.answer is not None:
+            self._show_answer(exchange, self.answer)
+        series, first_at = exchange.series, exchange.first_byte_at
         exemplar = (self.trace_id, self.span_id, took_s, exchange.started_wall + took_s)
         series.show(DURATION, exemplar)
         if not first_at:
             series.show(FIRST_BYTE, exemplar)
         elif first_at != NEVER:
             series.show(FIRST_BYTE, (*exemplar[:2], first_at - exchange.started_at, exemplar[3]))
+
+    def _show_answer(self, exchange: Exchange, answer: _Answer) -> None:
+        series, span_id, began, seconds = answer
+        at_s = exchange.started_wall + (began - exchange.started_at) + seconds
+        series.show(ANSWER, (self.trace_id, span_id, seconds, at_s))
 
 
 def _read(named: tuple[tuple[str, bytes], ...], fields: Fields) -> list[tuple[str, bytes]]:

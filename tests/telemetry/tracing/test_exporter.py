@@ -68,14 +68,15 @@ async def test_a_batch_goes_out_behind_the_interval(at_once):
     assert (counts.exported, dict(counts.dropped), counts.last_error) == (3, {}, "")
 
 
-async def test_a_full_batch_does_not_wait():
+async def test_a_full_batch_does_not_wait(monkeypatch):
+    monkeypatch.setattr(exporting, "MAX_BATCH_SIZE", 1000)
     collector, counts = Collector(), ExportCounts()
     exporter = exporter_to(collector, counts)
-    for _ in range(exporting.BATCH):
+    for _ in range(exporting.SLICE):
         exporter.put_exchange(exchange())
     await asyncio.wait_for(collector.came.wait(), exporting.INTERVAL_S / 2)
     await exporter.drain(5)
-    assert counts.exported == exporting.BATCH
+    assert counts.exported == exporting.SLICE
 
 
 async def test_long_paths_do_not_wait_either(monkeypatch):
@@ -90,18 +91,20 @@ async def test_long_paths_do_not_wait_either(monkeypatch):
     assert counts.exported == 3
 
 
-async def test_a_drain_exports_all_that_waits():
+async def test_a_drain_exports_all_that_waits(monkeypatch):
+    monkeypatch.setattr(exporting, "MAX_BATCH_SIZE", 1)
     collector, counts = Collector(), ExportCounts()
     exporter = exporter_to(collector, counts)
-    for _ in range(2 * exporting.BATCH + 1):
+    for _ in range(2 * exporting.SLICE + 1):
         exporter.put_exchange(exchange())
     await exporter.drain(5)
-    assert counts.exported == 2 * exporting.BATCH + 1
+    assert counts.exported == 2 * exporting.SLICE + 1
     assert len(collector.batches) == 3
 
 
 async def test_what_has_no_room_is_dropped_and_counted(monkeypatch):
     monkeypatch.setattr(exporting, "MAX_WAITING", 2)
+    monkeypatch.setattr(exporting, "SLICE", 1)
     collector, counts = Collector(), ExportCounts()
     exporter = exporter_to(collector, counts)
     for _ in range(5):
@@ -111,6 +114,7 @@ async def test_what_has_no_room_is_dropped_and_counted(monkeypatch):
 
 
 async def test_long_paths_of_clients_fill_neither_memory_nor_a_request(monkeypatch):
+    monkeypatch.setattr(exporting, "LONG", 1000)
     monkeypatch.setattr(exporting, "MAX_SIZE", 4000)
     monkeypatch.setattr(exporting, "MAX_BATCH_SIZE", 2000)
     collector, counts = Collector(), ExportCounts()
