@@ -170,11 +170,11 @@ class Encoder:
             parts.append(named)
         spans = [b"".join(parts)]
         if attempts is not None:
-            last = len(attempts) - 1
+            last_began = attempts[-1][1]
             for resends, (own_id, began, ended, path, facts) in enumerate(attempts):
-                if not ended and resends < last:
-                    ended = attempts[resends + 1][1]
-                until = (wall + int(ended * 1e6)) * 1000 if ended else end
+                if ended < 0 and last_began >= -ended:
+                    ended = -ended
+                until = (wall + int(ended * 1e6)) * 1000 if ended > 0 else end
                 if b"?" in path:
                     path = path.partition(b"?")[0]  # a query may hold a key
                 key = (exchange.settings, facts, resends, path)
@@ -208,7 +208,7 @@ class Encoder:
             parts = self._parts_of(key, exchange)
         wall = int(exchange.started_wall * 1e6)
         start, end = wall * 1000, (wall + int((exchange.ended_at - started_at) * 1e6)) * 1000
-        until = (wall + int((ended - started_at) * 1e6)) * 1000 if ended else end
+        until = (wall + int((ended - started_at) * 1e6)) * 1000 if ended > 0 else end
         begun = (wall + int((began - started_at) * 1e6)) * 1000
         flags = exchange.is_sampled | _KNOWS_REMOTE
         if parent_id:

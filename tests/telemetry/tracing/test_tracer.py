@@ -12,7 +12,7 @@ TRACE_ID, FIRST = b"4bf92f3577b34da6a3ce929d0e0e4736", b"b7ad6b7169203331"
 def test_an_attempt_may_end_behind_its_exchange():
     x = exchange("GET", "http://a.example/")
     recording = Recording(SpanSettings(), TRACE_ID, TRACE_ID[16:], is_sampled=True)
-    recording.line, recording.unused_id = traceparent(TRACE_ID, FIRST, is_sampled=True), FIRST
+    recording.line, recording.unused_id = traceparent(TRACE_ID, FIRST, 1), FIRST
     x.keep(TRACE, recording)
     span_id = recording.start_attempt(x)
     x.forget_state()
