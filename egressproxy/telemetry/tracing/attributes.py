@@ -17,6 +17,9 @@ _METHODS: Final = {
 }
 _NO_METHOD: Final = b"-"
 _NO_REASON: Final = ("", "-")
+#: The reason of an attempt whose client has left, as that of another one's that was quicker; then it is cancelled.
+CLIENT_GONE: Final = Reason.CLIENT_GONE.value
+CANCELLED: Final = "cancelled"
 #: Why an answer breaks off behind its head: an error, whatever its status.
 BROKEN_OFF: Final = frozenset((
     Reason.UPSTREAM_RESET.value, Reason.UPSTREAM_CLOSED.value, Reason.UPSTREAM_INCOMPLETE.value,
@@ -87,7 +90,7 @@ def is_failed_exchange(facts: ExchangeFacts) -> bool:
 
 def is_failed_attempt(facts: AttemptFacts) -> bool:
     """As `is_failed_exchange`, of a client's side."""
-    return facts.status >= 400 or bool(facts.reason)
+    return facts.status >= 400 or facts.reason not in ("", CANCELLED)
 
 
 def split_host(text: str, default: int) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from binascii import unhexlify
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from struct import Struct
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,8 @@ from egressproxy.telemetry.protobuf import (
     varint,
 )
 from egressproxy.telemetry.tracing.attributes import (
+    CANCELLED,
+    CLIENT_GONE,
     Attributes,
     is_failed_attempt,
     is_failed_exchange,
@@ -76,6 +79,7 @@ _AttemptKey = tuple[SpanSettings, OneAttempt, int, bytes]
 _PATH: Final = key_of("url.path")
 _URL: Final = key_of("url.full")
 _REQUEST_ID: Final = key_of("http.request.header.x-request-id")
+_BEGAN: Final = itemgetter(1)
 
 T = TypeVar("T")
 
@@ -170,6 +174,7 @@ class Encoder:
             parts.append(named)
         spans = [b"".join(parts)]
         if attempts is not None:
+            attempts.sort(key=_BEGAN)  # hedged ones may end in any order
             last_began = attempts[-1][1]
             for resends, (own_id, began, ended, path, facts) in enumerate(attempts):
                 if ended < 0 and last_began >= -ended:
@@ -177,6 +182,8 @@ class Encoder:
                 until = (wall + int(ended * 1e6)) * 1000 if ended > 0 else end
                 if b"?" in path:
                     path = path.partition(b"?")[0]  # a query may hold a key
+                if facts[6] == CLIENT_GONE and exchange.facts[12] != CLIENT_GONE:
+                    facts = (*facts[:6], CANCELLED)
                 key = (exchange.settings, facts, resends, path)
                 span = (
                     (self._attempts.get(key) or self._of_attempt(key))
