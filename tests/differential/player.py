@@ -504,7 +504,7 @@ def traces(asked: Played) -> Seen:
     spans: Any = Spans()
     tracer = OwnTracer(TracingIR(collector, **{name: asked[name] for name in names}), spans)
     tracer.contexts._span_ids = [b"%016x" % number for number in range(1, 4)]
-    tracer._lines = [b"\r\ntraceparent: 00-" + b"7" * 32 + b"-" + b"7" * 16 + b"-0%d" % (asked["share"] > 0.4)]
+    tracer._lines = [b"\r\ntraceparent: 00-" + b"7" * 32 + b"-" + b"7" * 16 + b"-0%d" % (2 + (asked["share"] > 0.4))]
     x = Exchange("192.0.2.1:5000", "a/gw", "l", 100.0, started_wall=1_790_000_000.0625)
     x.request = RequestHead(b"GET", b"/", Fields(octets(asked["block"])))
     x.path, x.status, x.ended_at = octets(asked["path"]), asked["status"], 100.25

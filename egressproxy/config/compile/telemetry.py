@@ -162,7 +162,7 @@ def _by_default(defaults: TracingIR | None, tracing: Tracing | None, policy: XTe
     tracing, to = tracing or Tracing.model_construct(), defaults.collector
     to = replace(to, service_name=tracing.service_name or to.service_name)
     made = _tracing(to, tracing, policy, defaults.share)
-    if tracing.parent_based_sampling is None:
+    if tracing.parent_based_sampling is None and tracing.sampling_rate is None:
         made = replace(made, parent_share=defaults.parent_share)
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from egressproxy.errors import Reason
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.telemetry.tracing.span import AttemptFacts, ExchangeFacts
 
@@ -16,6 +17,14 @@ _METHODS: Final = {
 }
 _NO_METHOD: Final = b"-"
 _NO_REASON: Final = ("", "-")
+#: The reason of an attempt whose client has left, as that of another one's that was quicker; then it is cancelled.
+CLIENT_GONE: Final = Reason.CLIENT_GONE.value
+CANCELLED: Final = "cancelled"
+#: Why an answer breaks off behind its head: an error, whatever its status.
+BROKEN_OFF: Final = frozenset((
+    Reason.UPSTREAM_RESET.value, Reason.UPSTREAM_CLOSED.value, Reason.UPSTREAM_INCOMPLETE.value,
+    Reason.BAD_RESPONSE.value, Reason.RESPONSE_TIMEOUT.value, Reason.REQUEST_TIMEOUT.value,
+))  # fmt: skip
 
 
 def span_name(facts: ExchangeFacts | AttemptFacts) -> str:
@@ -74,12 +83,14 @@ def of_attempt(facts: AttemptFacts) -> Attributes:
 
 def is_failed_exchange(facts: ExchangeFacts) -> bool:
     """Whether the span has the status Error: of a server's side, that takes a fault of ours or of the backend."""
-    return facts.status >= 500 or (facts.status == 0 and facts.reason not in _NO_REASON)
+    if facts.status == 0:
+        return facts.reason not in _NO_REASON
+    return facts.status >= 500 or (facts.reason in BROKEN_OFF and not facts.is_tunnel)
 
 
 def is_failed_attempt(facts: AttemptFacts) -> bool:
     """As `is_failed_exchange`, of a client's side."""
-    return facts.status >= 400 or bool(facts.reason)
+    return facts.status >= 400 or facts.reason not in ("", CANCELLED)
 
 
 def split_host(text: str, default: int) -> tuple[str, int]:

@@ -1,7 +1,7 @@
 """W3C contexts as values: `traceparent` and `tracestate`.
 
 Reading is strict. A malformed `traceparent` counts as none, so that a new trace begins; a malformed `tracestate` is
-dropped alone. Source: W3C Trace Context, sections 3.2, 3.3 and 4.
+dropped alone. Source: W3C Trace Context, level 2, sections 3.2, 3.3 and 4.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ MAX_MEMBERS: Final = 32
 #: Section 3.3.1.5: at least so many bytes are passed on. Members that are longer than _LONG_MEMBER go first.
 MAX_TRACESTATE: Final = 512
 _LONG_MEMBER: Final = 128
-_SAMPLED: Final = 1
+#: Flags: a caller may have recorded the trace; at least 7 bytes of its id are random (section 3.2.2.5). Others are 0.
+SAMPLED: Final = 1
+_RANDOM: Final = 2
+#: These flags by the last digit of a field, and what a line ends with.
+FLAGS_OF: Final = bytes(int(chr(each), 16) & 3 if chr(each) in "0123456789abcdef" else 0 for each in range(128))
+_ENDS: Final = (b"-00", b"-01", b"-02", b"-03")
 _AHEAD: Final = 64
-IS_SAMPLED: Final = ord("1")  # the last byte of such a line
-#: The last digits of flags that say sampled.
-SAMPLED_DIGITS: Final = b"13579bdf"
+IS_SAMPLED: Final = ord("3")  # the last byte of a line of NewContexts
 #: Finds every line that may be of a context, in any spelling, in one pass. The parts are those of a valid `traceparent`
 #: of version 00: all that is behind CRLF, trace id, span id and flags. Of any other line all are b"".
 find_lines: Final = re.compile(
@@ -47,7 +50,7 @@ class TraceContext:
 
     trace_id: bytes
     span_id: bytes
-    is_sampled: bool
+    flags: int
     tracestate: bytes = b""
 
 
@@ -61,7 +64,7 @@ def read_context(traceparents: Sequence[bytes], tracestates: Sequence[bytes] = (
         return None
     if trace_id == _NO_TRACE or span_id == _NO_SPAN:
         return None
-    return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), read_tracestate(tracestates))
+    return TraceContext(trace_id, span_id, FLAGS_OF[flags[1]], read_tracestate(tracestates))
 
 
 def read_tracestate(values: Sequence[bytes]) -> bytes:
@@ -108,18 +111,18 @@ class NewContexts:
         """CRLF and a field `traceparent` each, with the ids of `trace_of` and `span_of`; the last byte of some is
         IS_SAMPLED.
         """
-        before, after = self._before, b"-" + self.span_id() + b"-00"
+        before, after = self._before, b"-" + self.span_id() + _ENDS[_RANDOM]
         # All at once: a format for each takes three times as long.
         lines = (before + (after + b"," + before).join(_random_ids()) + after).split(b",")
         if min(lines) < self._bound:
             bound = self._bound
-            lines = [line if line >= bound else b"%b%b-01" % (line[:51], self.span_id()) for line in lines]
+            lines = [line if line >= bound else line[:51] + self.span_id() + _ENDS[_RANDOM | SAMPLED] for line in lines]
         return lines
 
 
-def traceparent(trace_id: bytes, span_id: bytes, is_sampled: bool) -> bytes:
+def traceparent(trace_id: bytes, span_id: bytes, flags: int) -> bytes:
     """As one of `NewContexts.lines`."""
-    return b"\r\ntraceparent: 00-" + trace_id + b"-" + span_id + (b"-01" if is_sampled else b"-00")
+    return b"\r\ntraceparent: 00-" + trace_id + b"-" + span_id + _ENDS[flags]
 
 
 def trace_of(line: bytes) -> bytes:

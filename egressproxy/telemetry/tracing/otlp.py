@@ -8,6 +8,7 @@ from __future__ import annotations
 from binascii import unhexlify
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from struct import Struct
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,8 @@ from egressproxy.telemetry.protobuf import (
     varint,
 )
 from egressproxy.telemetry.tracing.attributes import (
+    CANCELLED,
+    CLIENT_GONE,
     Attributes,
     is_failed_attempt,
     is_failed_exchange,
@@ -76,6 +79,7 @@ _AttemptKey = tuple[SpanSettings, OneAttempt, int, bytes]
 _PATH: Final = key_of("url.path")
 _URL: Final = key_of("url.full")
 _REQUEST_ID: Final = key_of("http.request.header.x-request-id")
+_BEGAN: Final = itemgetter(1)
 
 T = TypeVar("T")
 
@@ -170,13 +174,16 @@ class Encoder:
             parts.append(named)
         spans = [b"".join(parts)]
         if attempts is not None:
-            last = len(attempts) - 1
+            attempts.sort(key=_BEGAN)  # hedged ones may end in any order
+            last_began = attempts[-1][1]
             for resends, (own_id, began, ended, path, facts) in enumerate(attempts):
-                if not ended and resends < last:
-                    ended = attempts[resends + 1][1]
-                until = (wall + int(ended * 1e6)) * 1000 if ended else end
+                if ended < 0 and last_began >= -ended:
+                    ended = -ended
+                until = (wall + int(ended * 1e6)) * 1000 if ended > 0 else end
                 if b"?" in path:
                     path = path.partition(b"?")[0]  # a query may hold a key
+                if facts[6] == CLIENT_GONE and exchange.facts[12] != CLIENT_GONE:
+                    facts = (*facts[:6], CANCELLED)
                 key = (exchange.settings, facts, resends, path)
                 span = (
                     (self._attempts.get(key) or self._of_attempt(key))
@@ -208,7 +215,7 @@ class Encoder:
             parts = self._parts_of(key, exchange)
         wall = int(exchange.started_wall * 1e6)
         start, end = wall * 1000, (wall + int((exchange.ended_at - started_at) * 1e6)) * 1000
-        until = (wall + int((ended - started_at) * 1e6)) * 1000 if ended else end
+        until = (wall + int((ended - started_at) * 1e6)) * 1000 if ended > 0 else end
         begun = (wall + int((began - started_at) * 1e6)) * 1000
         flags = exchange.is_sampled | _KNOWS_REMOTE
         if parent_id:

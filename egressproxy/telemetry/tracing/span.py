@@ -63,8 +63,9 @@ class AttemptFacts(NamedTuple):
 OneAttempt = tuple[bytes, bool, bytes, str, str, int, str]
 
 
-#: A request that was sent to a backend, or was to be: the id of its span, when it began and ended (0.0: with the next
-#: one, or with its exchange), its path, and its facts.
+#: A request that was sent to a backend, or was to be: the id of its span, when it began and ended, its path, and its
+#: facts. An answered one ends with its exchange; of another that began later, at its answer, of which it has minus the
+#: time.
 Attempt = tuple[bytes, float, float, bytes, OneAttempt]
 
 

@@ -18,9 +18,11 @@ from egressproxy.model.exchange_trace import ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead
 from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, Series, logged_status
+from egressproxy.telemetry.tracing.attributes import BROKEN_OFF
 from egressproxy.telemetry.tracing.context import (
+    FLAGS_OF,
     IS_SAMPLED,
-    SAMPLED_DIGITS,
+    SAMPLED,
     NewContexts,
     TraceContext,
     find_lines,
@@ -94,12 +96,12 @@ class OwnTracer(Tracer):
                 if found:
                     given, trace_id, parent_id, flags = found[0]
                     if given and len(found) == 1:  # the usual case
-                        self._continue(exchange, fields, given, trace_id, parent_id, flags[1] in SAMPLED_DIGITS, b"")
+                        self._continue(exchange, fields, given, trace_id, parent_id, FLAGS_OF[flags[1]], b"")
                         return
                     parent = _take_context(fields)
                     if parent is not None:
                         self._continue(
-                            exchange, fields, b"", parent.trace_id, parent.span_id, parent.is_sampled, parent.tracestate
+                            exchange, fields, b"", parent.trace_id, parent.span_id, parent.flags, parent.tracestate
                         )
                         return
         if not self._lines:
@@ -115,7 +117,7 @@ class OwnTracer(Tracer):
             head.fields.block += line
 
     def _continue(
-        self, exchange: Exchange, fields: Fields, given: bytes, trace_id: bytes, parent_id: bytes, was_sampled: bool,
+        self, exchange: Exchange, fields: Fields, given: bytes, trace_id: bytes, parent_id: bytes, flags: int,
         tracestate: bytes,
     ) -> None:  # fmt: skip
         """Go on with the context of a client. `given`: its one line, without CRLF; b"": there are others."""
@@ -123,11 +125,11 @@ class OwnTracer(Tracer):
         if bound is None:
             is_sampled = trace_id[16:] < self._bound
         else:
-            is_sampled = was_sampled and trace_id[16:] < bound
+            is_sampled = flags & SAMPLED != 0 and trace_id[16:] < bound
         if not is_sampled and not self._keeps_errors:
             return
         contexts = self.contexts
-        line = traceparent(trace_id, contexts.span_id(), is_sampled or was_sampled)
+        line = traceparent(trace_id, contexts.span_id(), flags | is_sampled)
         recording = exchange.trace = Recording(self, line, trace_id, contexts.span_id(), is_sampled)
         recording.parent_id = parent_id
         recording.tracestate = tracestate
@@ -216,7 +218,7 @@ class Recording(ExchangeSpans, ExchangeTrace):
         self._keep_attempt(exchange, span_id, began, monotonic(), 0, reason)
 
     def answer_attempt(self, exchange: Exchange, span_id: bytes, began: float, seconds: float) -> None:
-        self._keep_attempt(exchange, span_id, began, 0.0, exchange.response.status, "")
+        self._keep_attempt(exchange, span_id, began, -(began + seconds), exchange.response.status, "")
         if self.answer is not None and self.is_sampled:
             self._show_answer(exchange, self.answer)
         self.answer = exchange.series, span_id, began, seconds
@@ -259,6 +261,9 @@ class Recording(ExchangeSpans, ExchangeTrace):
             return
         authority, identity = exchange.authority, exchange.identity
         host, port = ("", 0) if authority is None else (authority.host, authority.port)
+        if self.attempts and reason.value in BROKEN_OFF and self.attempts[-1][2] < 0:
+            span_id, began, ended, path, facts = self.attempts[-1]
+            self.attempts[-1] = (span_id, began, ended, path, (*facts[:6], reason.value))
         self.facts = (
             exchange.method, exchange.scheme, host, port, exchange.is_tunnel, exchange.gateway, exchange.listener,
             exchange.route, exchange.backend, identity.namespace, identity.service_account, status,

@@ -243,6 +243,7 @@ def test_the_collector_of_the_process_is_for_gateways_without_one():
     assert (found.share, found.parent_share) == (0.25, 1.0)
     found = tracing_of(compile_of(telemetry(serviceName="own", samplingRate={"numerator": 1}), tracing=DEFAULT))
     assert (found.collector.backend, found.collector.service_name, found.share) == (OWN.backend, "own", 0.01)
+    assert found.parent_share is None  # the policy's sampling is that of the API, as a whole
     own = tracing_of(compile_of(telemetry(provider={"backendRef": COLLECTOR}), tracing=DEFAULT))
     assert own.collector.backend != OWN.backend
     assert (own.collector.service_name, own.collector.resource) == ("of-the-process", (("team", "a"),))

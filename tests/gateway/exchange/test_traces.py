@@ -44,7 +44,7 @@ def context_of(head):
     """Trace id, span id and flags of the one traceparent there is; None without one."""
     found = re.findall(r"(?im)^traceparent:[ ]?(.*?)\r?$", head)
     assert len(found) < 2, found
-    return re.fullmatch(r"00-([0-9a-f]{32})-([0-9a-f]{16})-(0[01])", found[0]).groups() if found else None
+    return re.fullmatch(r"00-([0-9a-f]{32})-([0-9a-f]{16})-(0[0-3])", found[0]).groups() if found else None
 
 
 def of_requests(talk):
@@ -62,7 +62,7 @@ def test_a_new_trace_begins_and_goes_on(converse):
     trace_id, span_id, flags = context_of(sent(talk))
     done(talk)
     whole, attempt = of_requests(talk)
-    assert flags == "01"
+    assert flags == "03"  # sampled, and random (level 2)
     assert whole.trace_id.hex() == attempt.trace_id.hex() == trace_id
     assert whole.parent_span_id == b""
     assert attempt.parent_span_id == whole.span_id
@@ -119,7 +119,7 @@ def test_a_malformed_context_does_not_go_on(converse, more, share):
     done(talk)
     trace_id, _, flags = context_of(head)
     assert trace_id != TRACE
-    assert flags == f"0{share:.0f}"
+    assert flags == f"0{2 + share:.0f}"
     assert "tracestate" not in head.lower()
 
 
@@ -146,7 +146,7 @@ def test_what_is_not_recorded_has_no_span_and_its_context_goes_on(converse):
     fresh = context_of(sent(talk, is_new=False))
     done(talk)
     assert fresh[0] != TRACE
-    assert fresh[2] == "00"
+    assert fresh[2] == "02"
     assert Seen(talk).spans == []
     assert "trace_id" not in talk.record()
 
@@ -212,7 +212,7 @@ def test_what_is_no_request_has_a_span(converse):
 
 def test_a_failed_exchange_is_recorded_whatever_the_ratio_where_errors_are_kept(converse):
     talk = converse(traced(forward(), share=0.0, keeps_errors=True))
-    assert context_of(sent(talk))[2] == "00"
+    assert context_of(sent(talk))[2] == "02"
     done(talk)
     assert Seen(talk).spans == []
     trace_id = context_of(sent(talk, is_new=False))[0]
@@ -269,6 +269,23 @@ def test_an_attempt_that_fails_says_why(converse):
     whole, attempt = of_requests(talk)
     assert attributes(whole)["error.type"] == attributes(attempt)["error.type"] == "upstream_refused"
     assert attempt.status.code == ERROR
+
+
+def test_an_answer_that_breaks_off_is_an_error(converse):
+    """HTTP conventions, "Status": another error counts, whatever the status."""
+    talk = converse(traced(forward()))
+    sent(talk)
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhi"
+    talk.origin.leaves()
+    for span in of_requests(talk):
+        assert (span.status.code, attributes(span)["error.type"]) == (ERROR, "upstream_incomplete")
+
+
+def test_a_client_s_other_flags_go_on_as_level_2_has_it(converse):
+    for given, share, goes_on in (("03", 1.0, "03"), ("02", 1.0, "03"), ("00", 1.0, "01"), ("ff", 1.0, "03")):
+        talk = converse(traced(forward(), share=share))
+        assert context_of(sent(talk, PARENT.replace("-01", f"-{given}")))[2] == goes_on
+        done(talk)
 
 
 def test_fields_become_attributes_where_the_policy_names_them(converse):
@@ -431,6 +448,11 @@ def test_hedged_attempts_have_a_span_each(converse):
     assert sorted(dials) == sorted(each.span_id for each in attempts)
     statuses = {attributes(each).get("http.response.status_code") for each in attempts}
     assert statuses == {200, None}
+    assert [each.span_id.hex() for each in attempts] == [each[1] for each in contexts]  # as they began
+    lost, won = attempts
+    assert (lost.status.code, attributes(lost)["error.type"]) == (UNSET, "cancelled")
+    assert attributes(won)["http.request.resend_count"] == 1
+    assert "http.request.resend_count" not in attributes(lost)
 
 
 def test_a_request_of_http2_is_traced(converse):

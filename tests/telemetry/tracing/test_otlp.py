@@ -188,11 +188,14 @@ def test_text_that_is_no_utf8_is_no_reason_to_refuse_a_batch():
     assert (found["url.path"], found["user_agent.original"], found["user"]) == ("/\ufffd", "é", "\ufffd")
 
 
-def test_an_answer_that_was_not_good_enough_ends_with_the_next_attempt():
+@pytest.mark.parametrize(("second_began", "is_last"), [(100.3, False), (100.15, True)])
+def test_an_answer_that_was_not_good_enough_ends_with_its_head(second_began, is_last):
+    """Pauses between attempts belong to none; the answer that overtakes a hedged attempt ends with its exchange."""
     facts = (b"GET", False, b"a", "-", "", 503, "")
-    attempts = [(b"a" * 16, 100.1, 0.0, b"/", facts), (b"b" * 16, 100.3, 0.0, b"/", facts)]
+    attempts = [(b"a" * 16, 100.1, -100.2, b"/", facts), (b"b" * 16, second_began, -100.4, b"/", facts)]
     whole, first, last = spans_of(exchange(attempts=attempts)).spans
-    assert first.end_time_unix_nano == last.start_time_unix_nano
+    assert (first.end_time_unix_nano == whole.end_time_unix_nano) is is_last
+    assert is_last or first.end_time_unix_nano - first.start_time_unix_nano == 100_000_000
     assert last.end_time_unix_nano == whole.end_time_unix_nano
 
 

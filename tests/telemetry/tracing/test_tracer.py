@@ -15,7 +15,7 @@ TRACE_ID, FIRST = b"4bf92f3577b34da6a3ce929d0e0e4736", b"b7ad6b7169203331"
 def test_an_attempt_may_end_behind_its_exchange():
     x = exchange("GET", "http://a.example/")
     tracer: Any = SimpleNamespace(settings=SpanSettings())
-    line = traceparent(TRACE_ID, FIRST, is_sampled=True)
+    line = traceparent(TRACE_ID, FIRST, 1)
     recording = Recording(tracer, line, TRACE_ID, TRACE_ID[16:], is_sampled=True)
     x.trace = recording
     span_id = recording.start_attempt(x)
@@ -36,7 +36,7 @@ def test_an_exemplar_gives_way_to_a_slower_or_later_one():
         trace_id = b"%032x" % number
         x = exchange("GET", "http://a.example/")
         x.series, x.started_at, x.ended_at = series, at_s - took_s, at_s
-        recording = Recording(tracer, traceparent(trace_id, FIRST, is_sampled=True), trace_id, FIRST, is_sampled=True)
+        recording = Recording(tracer, traceparent(trace_id, FIRST, 1), trace_id, FIRST, is_sampled=True)
         recording.end(x)
         shown.append(trace_id in {each[0] for each in series.exemplars_of(DURATION).values()})
     assert shown == [True, False, True, True, True]
