@@ -51,6 +51,8 @@ _OK_TEXT: Final = _OK.value
 #: up to a second, counts as if it had ended so much later.
 EXEMPLARS_S: Final = 0.1
 _MAX_LEAD_S: Final = 1.0
+#: Greater than all digits.
+_NEVER_REACHED: Final = b"g"
 #: Longer values of a client's are cut.
 _MAX_FIELD: Final = 256
 
@@ -62,8 +64,8 @@ class OwnTracer(Tracer):
     """One for each listener."""
 
     __slots__ = (
-        "_bound", "_continues", "_keeps_errors", "_lines", "_parent_bound", "contexts", "exporter", "fields",
-        "settings",
+        "_bound", "_continues", "_keeps_errors", "_lines", "_parent_bound", "_unrecorded", "contexts", "exporter",
+        "fields", "settings",
     )  # fmt: skip
 
     def __init__(self, spec: TracingIR, exporter: SpanExporter) -> None:
@@ -71,6 +73,8 @@ class OwnTracer(Tracer):
         #: As of `Ratio.bound`. The second one holds for traces that a client has sampled, and None where it has no say.
         self._bound = ratio.bound
         self._parent_bound = Ratio(spec.parent_share).bound if spec.parent_share is not None else None
+        #: A client's trace with these digits, or greater ones, is not recorded in any case.
+        self._unrecorded = _NEVER_REACHED if spec.keeps_errors else self._parent_bound or self._bound
         self.contexts = NewContexts(ratio)
         self._lines: list[bytes] = []
         self.exporter = exporter
@@ -96,6 +100,8 @@ class OwnTracer(Tracer):
                 if found:
                     given, trace_id, parent_id, flags = found[0]
                     if given and len(found) == 1:  # the usual case
+                        if trace_id[16:] >= self._unrecorded:
+                            return
                         self._continue(exchange, fields, given, trace_id, parent_id, FLAGS_OF[flags[1]], b"")
                         return
                     parent = _take_context(fields)
@@ -135,9 +141,7 @@ class OwnTracer(Tracer):
         recording.tracestate = tracestate
         recording.read(fields)
         if given:
-            block = fields.block
-            at = block.index(given)
-            fields.block = block[: at - 2] + block[at + len(given) :] + line
+            fields.block = fields.block.replace(b"\r\n" + given, line, 1)  # the whole line: others may end like it
         else:
             fields.cut(_TRACEPARENT)
             fields.block += line

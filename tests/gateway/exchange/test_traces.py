@@ -129,6 +129,14 @@ def test_the_name_of_a_field_has_any_case(converse):
     done(talk)
 
 
+def test_a_field_that_ends_like_a_context_stays_whole(converse):
+    talk = converse(traced(forward()))
+    head = sent(talk, f"X-{PARENT}X-Behind: it\r\n{PARENT}")
+    done(talk)
+    assert f"\r\nX-{PARENT}X-Behind: it\r\ntraceparent: 00-{TRACE}-" in head
+    assert context_of(head)[:2] != (TRACE, SPAN)
+
+
 def test_a_malformed_tracestate_does_not_go_on(converse):
     talk = converse(traced(forward()))
     head = sent(talk, PARENT + "tracestate: A=1\r\n")
