@@ -146,7 +146,7 @@ class OidcLogin:
             raise ValueError("it does not know PKCE with S256")
         endpoints = {name: str(document[name]) for name in _ENDPOINTS}
         for name, url in endpoints.items():
-            if not is_safe(url) or url.startswith("http:") > self._issuer.startswith("http:"):
+            if not is_safe(url, may_be_http=urlsplit(self._issuer).scheme == "http"):
                 raise ValueError(f"its {name} is no URL with https")
         self._keys[self._issuer] = read_key_set(await _call(endpoints["jwks_uri"]))
         self._endpoints, self._asks, self._fetched_at = endpoints, self._asked_of(document), monotonic()
@@ -162,14 +162,15 @@ class OidcLogin:
         return asks
 
 
-def is_safe(url: str) -> bool:
-    """Whether nobody on the way can read or change what is asked there: https, or this machine."""
+def is_safe(url: str, *, may_be_http: bool = True) -> bool:
+    """Whether nobody on the way can read or change what is asked there: https, or http to this machine."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return False
     return bool(parts.hostname) and (
-        parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1"))
+        parts.scheme == "https"
+        or (may_be_http and parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1"))
     )
 
 

@@ -17,10 +17,11 @@ from multidict import CIMultiDict
 from egressproxy.admin.oidc import MAX_LOGINS, OidcLogin, is_safe
 from egressproxy.admin.status import ApiError
 from egressproxy.admin.write_access import WriteAccess
-from tests.admin.kit import State, admin_server, ask
+from tests.admin.kit import State, admin_server, ask, serving
 from tests.admin.test_introspection import State as AdminState
 from tests.support.oidc_issuer import CLIENT, OidcIssuer
 from tests.support.tokens import TokenIssuer
+from tests.support.waiting import until
 
 ALICE = {"email": "Alice@example.com", "email_verified": True, "groups": ["staff"]}
 REDIRECT = "http://gateway/ui"
@@ -136,13 +137,14 @@ async def test_an_issuer_that_says_something_else_is_not_believed(
     assert await status(login, issuer.token()) == 0, "it is asked again"
 
 
-async def test_an_issuer_of_another_machine_leads_to_nothing_on_this_one(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("scheme", ["http:", "HTTP:", " http:", "ht\ttp:"])
+async def test_an_issuer_of_another_machine_leads_to_nothing_on_this_one(monkeypatch: pytest.MonkeyPatch, scheme: str):
     """Else its document could have the gateway write to programs of this machine."""
     name = "https://login.example"
     document = {
         "issuer": name,
         "authorization_endpoint": f"{name}/a",
-        "token_endpoint": "http://127.0.0.1:15900/reload",
+        "token_endpoint": f"{scheme}//127.0.0.1:15900/reload",
     }
     asked = []
 
@@ -262,6 +264,21 @@ async def test_the_page_exchanges_a_code_and_reads_with_its_token(issuer: OidcIs
     issuer.claims.update(email="mallory@example.com", groups=["staff"])
     assert (await exchanged()).status == 403
     await admin.stop()
+
+
+async def test_strangers_that_write_a_login_slowly_keep_nobody_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("egressproxy.admin.connections.MAX_CONNECTIONS", 2)
+    login = OidcLogin("https://login.example", CLIENT, ["a@b"])
+    async with serving(admin_server(State(), "0.0.0.0", access=WriteAccess(None, login))) as admin:
+        head = "POST /ui/oidc HTTP/1.1\r\nHost: a\r\nX-Egressproxy: page\r\nContent-Type: application/json\r\n"
+        slow = [await asyncio.open_connection(admin.host, admin.port) for _ in range(2)]
+        for _, writer in slow:
+            writer.write(f"{head}Content-Length: 9\r\n\r\n{{".encode())
+        open_ = admin._connections._open
+        await until(lambda: sum(each._has_asked for each in open_) == 2)
+        assert (await ask(admin, "/live")).status == 401
+        for _, writer in slow:
+            writer.close()
 
 
 async def test_an_approval_is_that_of_the_person_who_signed_in_whatever_name_they_give(issuer: OidcIssuer):
