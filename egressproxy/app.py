@@ -42,7 +42,7 @@ from egressproxy.processes.takeover.service_manager import ServiceManager, given
 from egressproxy.processes.workers.data_plane import ConfigRefused, DataPlane, settle_heap
 from egressproxy.processes.workers.kill_switch import KillSwitch
 from egressproxy.reloads import FAILURES, ConfigManager
-from egressproxy.run_options import NO_TOKEN, RunOptions
+from egressproxy.run_options import ADMIN_IS_CLOSED, RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.event_aggregator import NOTICES_S
@@ -570,7 +570,7 @@ class App:
         for what, (address, port) in self._own.items():
             log.info("%s on http://%s/", what, Authority(address, port))
             if what == "admin" and self.options.lacks_token:
-                log.warning("%s: give one, or --admin 127.0.0.1:%d", NO_TOKEN, port)
+                log.warning("%s: give one, or --admin 127.0.0.1:%d", ADMIN_IS_CLOSED, port)
         error = why_not_uvloop()
         if error is not None and find_spec("uvloop") is not None:
             log.warning(

@@ -15,7 +15,7 @@ LEASE_NAMESPACE = "default"
 #: The port of the open proxy: the default of Squid, which most clients' documentation names.
 OPEN_PORT = 3128
 #: What `RunOptions.lacks_token` leads to.
-NO_TOKEN = "--admin is not on loopback, so that without --api-token-file it only answers health and /metrics"
+ADMIN_IS_CLOSED = "--admin is not on loopback, so that without --api-token-file it only answers health and /metrics"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from egressproxy.model.listening_place import place_text
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.net.listening import bind, remedy, why_unusable
 from egressproxy.net.process import LEAST_BYTES, cgroup_limit, cpu_quota, memory_for_each
-from egressproxy.run_options import NO_TOKEN, RunOptions
+from egressproxy.run_options import ADMIN_IS_CLOSED, RunOptions
 
 if TYPE_CHECKING:
     from egressproxy.config.reading.load import ResourceSet
@@ -100,7 +100,7 @@ def ports(options: RunOptions) -> Iterator[Finding]:
     else:
         yield Finding(OK, f"the gateway at {options.takeover} hands its sockets over")
     if options.admin is not None and options.lacks_token:
-        yield Finding(WARNING, NO_TOKEN, f"give one, or --admin 127.0.0.1:{options.admin[1]}")
+        yield Finding(WARNING, ADMIN_IS_CLOSED, f"give one, or --admin 127.0.0.1:{options.admin[1]}")
 
 
 def _is_handed_over(options: RunOptions) -> bool:

@@ -23,7 +23,7 @@ from egressproxy.cli import config_probes, doctor, machine_probes
 from egressproxy.cli.machine_probes import FAILURE, OK, WARNING, Finding
 from egressproxy.cli.main import main
 from egressproxy.net.process import cpu_quota
-from egressproxy.run_options import NO_TOKEN, ClusterOptions, RunOptions
+from egressproxy.run_options import ADMIN_IS_CLOSED, ClusterOptions, RunOptions
 from egressproxy.upstream.dns_client import SYSTEM_TRUST
 from egressproxy.upstream.dns_server import Server
 from tests.support import manifests as m
@@ -65,7 +65,7 @@ def test_an_admin_address_on_a_network_needs_a_token():
     def found(**given: Any) -> list[str]:
         return [each.seen for each in config_probes.ports(RunOptions(takeover=Path("/"), **given)) if each.level != OK]
 
-    assert found(admin=("0.0.0.0", 15900)) == [NO_TOKEN]
+    assert found(admin=("0.0.0.0", 15900)) == [ADMIN_IS_CLOSED]
     assert not found(admin=("0.0.0.0", 15900), api_token_file=Path("token"))
     assert not found(admin=("0.0.0.0", 15900), ui_oidc_issuer="https://login.example")
     assert not found(admin=None) + found()
