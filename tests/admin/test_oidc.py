@@ -237,6 +237,7 @@ async def test_the_page_exchanges_a_code_and_reads_with_its_token(issuer: OidcIs
     admin.host = "127.0.0.1"
     offered = (await ask(admin, "/ui/oidc")).json()
     assert offered == {"authorize": f"{issuer.url}/authorize", "client_id": CLIENT, "scope": "openid email profile"}
+    assert (await ask(admin, "/ui/oidc", "PUT")).status == 405
     challenge = base64.urlsafe_b64encode(hashlib.sha256(b"verifier").digest()).rstrip(b"=").decode()
 
     async def exchanged(
