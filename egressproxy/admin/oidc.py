@@ -30,6 +30,8 @@ log = logging.getLogger("egressproxy")
 REFRESH_S: Final = 300.0
 MAX_AGE_S: Final = 24 * 3600.0
 PAUSE_S: Final = 10.0
+#: For keys that are due: a key may have been withdrawn. Those from before hold if it takes longer.
+DUE_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 #: The most codes that are exchanged at once: anybody may ask for it, and TLS takes time of the event loop.
 MAX_LOGINS: Final = 2
@@ -116,13 +118,16 @@ class OidcLogin:
         return email if email in names and email.isprintable() else believed.identity.name
 
     async def _refresh(self, age_s: float = MAX_AGE_S) -> None:
-        """Wait for endpoints and keys if they are older, once for all who ask. Raises ApiError(503) without any."""
+        """Wait for endpoints and keys if they are older, or shortly if they are due, once for all who ask.
+
+        Raises ApiError(503) without any.
+        """
         now = monotonic()
         age = now - self._fetched_at
         if self._fetching is None and age >= min(age_s, REFRESH_S) and now - self._tried_at >= PAUSE_S:
             self._fetching = asyncio.get_running_loop().create_task(self._try())
-        if self._fetching is not None and age >= age_s:
-            await asyncio.shield(self._fetching)  # a client that leaves does not end it for others
+        if self._fetching is not None:  # a client that leaves does not end it for others
+            await asyncio.wait((self._fetching,), timeout=DUE_S if age < age_s else None)
         if not self._keys:
             raise ApiError(
                 503, "ServiceUnavailable", f"the issuer {self._issuer} does not answer as it should: see the log"

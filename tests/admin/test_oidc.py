@@ -205,6 +205,7 @@ async def test_keys_that_are_known_need_no_answer_of_an_issuer_that_hangs(
 ):
     monkeypatch.setattr("egressproxy.admin.oidc.PAUSE_S", 0.0)
     monkeypatch.setattr("egressproxy.admin.oidc.REFRESH_S", 0.0)
+    monkeypatch.setattr("egressproxy.admin.oidc.DUE_S", 0.01)
     login = OidcLogin(issuer.url, CLIENT, ["alice@example.com"])
     assert await status(login, issuer.token()) == 0
 
@@ -228,6 +229,18 @@ async def test_keys_that_are_new_are_fetched_and_those_from_before_hold_while_it
     monkeypatch.setattr("egressproxy.admin.oidc.REFRESH_S", 0.0)
     issuer.says = {"issuer": "silent"}
     assert await status(login, issuer.token()) == 0
+
+
+async def test_a_key_that_is_withdrawn_is_believed_no_more_once_keys_are_due(
+    issuer: OidcIssuer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("egressproxy.admin.oidc.PAUSE_S", 0.0)
+    login = OidcLogin(issuer.url, CLIENT, ["alice@example.com"])
+    stolen = issuer.token()
+    assert await status(login, stolen) == 0
+    issuer.signs = TokenIssuer(issuer.url)
+    monkeypatch.setattr("egressproxy.admin.oidc.REFRESH_S", 0.0)
+    assert await status(login, stolen) == 401
 
 
 async def test_the_page_exchanges_a_code_and_reads_with_its_token(issuer: OidcIssuer):
