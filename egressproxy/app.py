@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from importlib.util import find_spec
-from ipaddress import ip_address
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ from egressproxy.processes.takeover.service_manager import ServiceManager, given
 from egressproxy.processes.workers.data_plane import ConfigRefused, DataPlane, settle_heap
 from egressproxy.processes.workers.kill_switch import KillSwitch
 from egressproxy.reloads import FAILURES, ConfigManager
-from egressproxy.run_options import RunOptions
+from egressproxy.run_options import ADMIN_IS_CLOSED, RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.event_aggregator import NOTICES_S
@@ -570,11 +569,8 @@ class App:
                 log.info("no listener is for the socket %s any more, which is closed", unused)
         for what, (address, port) in self._own.items():
             log.info("%s on http://%s/", what, Authority(address, port))
-            if what == "admin" and not (ip_address(address).is_loopback or (self._access and self._access.needs_token)):
-                log.warning(
-                    "--admin is not on loopback, so that without --api-token-file it only answers health and /metrics:"
-                    " give one, or --admin 127.0.0.1:%d", port,
-                )  # fmt: skip
+            if what == "admin" and self.options.lacks_token:
+                log.warning("%s: give one, or --admin 127.0.0.1:%d", ADMIN_IS_CLOSED, port)
         error = why_not_uvloop()
         if error is not None and find_spec("uvloop") is not None:
             log.warning(

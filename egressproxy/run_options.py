@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from egressproxy.model.authority import Authority
@@ -13,6 +14,8 @@ _NO_KEY = SecretBytes(b"")
 LEASE_NAMESPACE = "default"
 #: The port of the open proxy: the default of Squid, which most clients' documentation names.
 OPEN_PORT = 3128
+#: What `RunOptions.lacks_token` leads to.
+ADMIN_IS_CLOSED = "--admin is not on loopback, so that without --api-token-file it only answers health and /metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +106,9 @@ class RunOptions:
     def is_configured(self) -> bool:
         """Whether there is a configuration; otherwise the open proxy is served."""
         return bool(self.config) or self.state_dir is not None or self.cluster is not None
+
+    @property
+    def lacks_token(self) -> bool:
+        """Whether the admin address is on a network and nobody can show a token there."""
+        is_open = self.admin is not None and not ip_address(self.admin[0]).is_loopback
+        return is_open and self.api_token_file is None and not self.ui_oidc_issuer

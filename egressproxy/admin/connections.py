@@ -8,7 +8,8 @@ evicted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from operator import itemgetter
 from time import monotonic  # uvloop's clock has milliseconds, and stands still while a callback runs
 from typing import Any, Final
@@ -79,6 +80,15 @@ class AdminConnection(web.RequestHandler):
         """Note the end of a response, which may be partly unsent."""
         self._in_hand -= 1
         self._since = monotonic()
+
+    @asynccontextmanager
+    async def evictable(self) -> AsyncIterator[None]:
+        """While a request waits for its client: it is idle."""
+        self.end()
+        try:
+            yield
+        finally:
+            self.begin()
 
     @property
     def waits_since(self) -> float | None:

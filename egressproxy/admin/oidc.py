@@ -30,6 +30,8 @@ log = logging.getLogger("egressproxy")
 REFRESH_S: Final = 300.0
 MAX_AGE_S: Final = 24 * 3600.0
 PAUSE_S: Final = 10.0
+#: For keys that are due: a key may have been withdrawn. Those from before hold if it takes longer.
+DUE_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 #: The most codes that are exchanged at once: anybody may ask for it, and TLS takes time of the event loop.
 MAX_LOGINS: Final = 2
@@ -116,13 +118,16 @@ class OidcLogin:
         return email if email in names and email.isprintable() else believed.identity.name
 
     async def _refresh(self, age_s: float = MAX_AGE_S) -> None:
-        """Wait for endpoints and keys if they are older, once for all who ask. Raises ApiError(503) without any."""
+        """Wait for endpoints and keys if they are older, or shortly if they are due, once for all who ask.
+
+        Raises ApiError(503) without any.
+        """
         now = monotonic()
         age = now - self._fetched_at
         if self._fetching is None and age >= min(age_s, REFRESH_S) and now - self._tried_at >= PAUSE_S:
             self._fetching = asyncio.get_running_loop().create_task(self._try())
-        if self._fetching is not None and age >= age_s:
-            await asyncio.shield(self._fetching)  # a client that leaves does not end it for others
+        if self._fetching is not None:  # a client that leaves does not end it for others
+            await asyncio.wait((self._fetching,), timeout=DUE_S if age < age_s else None)
         if not self._keys:
             raise ApiError(
                 503, "ServiceUnavailable", f"the issuer {self._issuer} does not answer as it should: see the log"
@@ -146,7 +151,7 @@ class OidcLogin:
             raise ValueError("it does not know PKCE with S256")
         endpoints = {name: str(document[name]) for name in _ENDPOINTS}
         for name, url in endpoints.items():
-            if not is_safe(url) or url.startswith("http:") > self._issuer.startswith("http:"):
+            if not is_safe(url, may_be_http=urlsplit(self._issuer).scheme == "http"):
                 raise ValueError(f"its {name} is no URL with https")
         self._keys[self._issuer] = read_key_set(await _call(endpoints["jwks_uri"]))
         self._endpoints, self._asks, self._fetched_at = endpoints, self._asked_of(document), monotonic()
@@ -162,14 +167,15 @@ class OidcLogin:
         return asks
 
 
-def is_safe(url: str) -> bool:
-    """Whether nobody on the way can read or change what is asked there: https, or this machine."""
+def is_safe(url: str, *, may_be_http: bool = True) -> bool:
+    """Whether nobody on the way can read or change what is asked there: https, or http to this machine."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return False
     return bool(parts.hostname) and (
-        parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1"))
+        parts.scheme == "https"
+        or (may_be_http and parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1"))
     )
 
 

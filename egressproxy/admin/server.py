@@ -237,7 +237,8 @@ class AdminServer:
             return await handler(request)
         if is_read and (handler := self._handlers.get(("GET", path))) is not None:
             return await handler(request)
-        if self._is_full and (path == "/ui" or path.startswith("/ui/")) and (is_read or path == "/ui/oidc"):
+        is_page = (is_read and f"{path}/".startswith("/ui/")) or (request.method, path) == ("POST", "/ui/oidc")
+        if self._is_full and is_page:
             from egressproxy.admin.ui import page  # most gateways are never asked
 
             return await page(request, self._access, is_local=self._address.is_loopback)

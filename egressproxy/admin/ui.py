@@ -9,6 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
+from egressproxy.admin.connections import AdminConnection
 from egressproxy.admin.status import ApiError, bad_request, json_response
 from egressproxy.admin.write_access import WriteAccess, is_admin_page
 from egressproxy.model.encoding import json_object
@@ -56,7 +57,8 @@ async def page(request: web.BaseRequest, access: WriteAccess, *, is_local: bool)
 async def _body(request: web.BaseRequest) -> bytes:
     """Raises ValueError for a large body, TimeoutError for a slow one."""
     body = b""
-    async with asyncio.timeout(LOGIN_S):
+    assert isinstance(request.protocol, AdminConnection)
+    async with request.protocol.evictable(), asyncio.timeout(LOGIN_S):  # it may be a stranger's
         async for piece in request.content.iter_any():
             body += piece
             if len(body) > MAX_LOGIN:

@@ -18,7 +18,7 @@ from egressproxy.model.listening_place import place_text
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.net.listening import bind, remedy, why_unusable
 from egressproxy.net.process import LEAST_BYTES, cgroup_limit, cpu_quota, memory_for_each
-from egressproxy.run_options import RunOptions
+from egressproxy.run_options import ADMIN_IS_CLOSED, RunOptions
 
 if TYPE_CHECKING:
     from egressproxy.config.reading.load import ResourceSet
@@ -91,7 +91,7 @@ def _exposed(secrets: Iterable[Path]) -> Iterator[Finding]:
 
 
 def ports(options: RunOptions) -> Iterator[Finding]:
-    """Whether the addresses of the options could be bound."""
+    """Whether the addresses of the options could be bound, and what is asked there needs no token that lacks."""
     places = [("--admin", options.admin), ("--metrics", options.metrics)]
     if not options.is_configured:
         places.append(("the open proxy", ("127.0.0.1", options.open_port)))
@@ -99,6 +99,8 @@ def ports(options: RunOptions) -> Iterator[Finding]:
         yield from (_bound(what, *place) for what, place in places if place is not None)
     else:
         yield Finding(OK, f"the gateway at {options.takeover} hands its sockets over")
+    if options.admin is not None and options.lacks_token:
+        yield Finding(WARNING, ADMIN_IS_CLOSED, f"give one, or --admin 127.0.0.1:{options.admin[1]}")
 
 
 def _is_handed_over(options: RunOptions) -> bool:

@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -366,8 +365,7 @@ def _check_writes(options: RunOptions) -> None:
         raise click.UsageError("--api-writes needs a folder for what is written: give --state-dir")
     if options.api_writes and options.admin is None:
         raise click.UsageError("--api-writes needs the admin address: leave --admin off out")
-    has_token = options.api_token_file is not None or any(login)
-    if options.api_writes and options.admin is not None and not (has_token or ip_address(options.admin[0]).is_loopback):
+    if options.api_writes and options.admin is not None and options.lacks_token:
         raise click.UsageError(
             f"--api-writes on {options.admin[0]} would let the network write: give --api-token-file, or --admin on"
             " loopback"

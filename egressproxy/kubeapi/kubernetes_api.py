@@ -188,7 +188,7 @@ class KubernetesApi:
         checked_at = monotonic()
         async with aclosing(pieces):
             async for piece in pieces:
-                if monotonic() - checked_at >= CHECK_S:
+                if not piece or monotonic() - checked_at >= CHECK_S:
                     try:
                         await self._server.check_reader(request)
                     except ApiError:  # its token has ended

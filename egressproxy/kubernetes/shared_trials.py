@@ -103,6 +103,18 @@ class SharedTrials:
         return trial
 
 
+async def applied(client: ApiClient, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The object after a server-side apply of its status. Raises as `ApiClient.send`.
+
+    Flips that another gateway has added are its fields, and would stay after the trial.
+    """
+    made, trial = await client.apply(path, body), body["status"].get("trial")
+    if more := (made.get("status") or {}).get("trial", {}).keys() - (trial or {}).keys():
+        rest = None if trial is None else dict.fromkeys(more)
+        made = await client.send("PATCH", path, None, {"status": {"trial": rest}}, MERGE_PATCH)
+    return made
+
+
 def _trial(status: bytes) -> dict[str, Any]:
     found = json.loads(status).get("trial") if _MARK in status else None
     return found if isinstance(found, dict) else {}

@@ -17,8 +17,9 @@ from typing import Any, Final
 
 from egressproxy.config.served_kinds import CONFIGURED, GATEWAY, OURS
 from egressproxy.kubernetes.access import missing_right
-from egressproxy.kubernetes.api_client import MERGE_PATCH, UNREACHABLE, ApiClient, ApiError, api_root
+from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError, api_root
 from egressproxy.kubernetes.object_store import ObjectStore, StoredObject
+from egressproxy.kubernetes.shared_trials import applied
 from egressproxy.model.published_object import Key
 from egressproxy.processes.loader.published import MAX_MESSAGE
 
@@ -177,11 +178,7 @@ class StatusWriter:
             body = {"apiVersion": api_version, "kind": kind.kind, "metadata": metadata, "status": status}
             try:
                 async with asyncio.timeout(min(left_s, WRITE_S)):
-                    made = await self._client.apply(path, body)
-                    # Flips that another gateway has added are its fields, and stay after the trial (`shared_trials`).
-                    if more := (made.get("status") or {}).get("trial", {}).keys() - status.get("trial", {}).keys():
-                        rest = dict.fromkeys(more) if "trial" in status else None
-                        made = await self._client.send("PATCH", path, None, {"status": {"trial": rest}}, MERGE_PATCH)
+                    made = await applied(self._client, path, body)
                 self._refused.pop(key[:3], None)
                 self._tried.pop(key[:2], None)
                 self._written[key] = held.resource_version

@@ -142,7 +142,7 @@ class TrialCounts:
         if trial.why:
             return False, "NotTried", trial.why
         if not self.decisions and not self.last_flip:  # another gateway may have had one
-            return False, "NoDecisions", f"no decision was seen since {rfc3339(self.since)}"
+            return False, "NoDecisions", f"this gateway has made no decision since {rfc3339(self.since)}"
         quiet_s = now - max(self.since, self.last_flip) - self.unseen_s
         quiet, wanted = (timedelta(seconds=round(each)) for each in (min(quiet_s, trial.quiet_s), trial.quiet_s))
         last = f"; the last one at {rfc3339(self.last_flip)}, {self.last_request}" if self.last_flip else ""

@@ -470,13 +470,13 @@ def response_of(recorded: Interaction, request: Fields) -> LocalResponse:
     """The recorded response, in its coding if this client takes that."""
     dropped = _OURS - (set() if recorded.coding else {"content-encoding"})
     fields = [(name.encode(), value.encode()) for name, value in recorded.headers if name.lower() not in dropped]
-    body, coding = recorded.body, recorded.coding.encode()
-    if recorded.method == "HEAD":  # its body is not sent: the gateway says the length
+    body, coding, is_head = recorded.body, recorded.coding.encode(), recorded.method == "HEAD"
+    if is_head:  # its body is not sent: the gateway says the length
         length = value_of(recorded.headers, "content-length")
-        body, coding = bytes(min(int(length), _MAX_LENGTH) if length.isdecimal() and len(length) < 20 else 0), b""
+        body = bytes(min(int(length), _MAX_LENGTH) if length.isdecimal() and len(length) < 20 else 0)
     accepted = b",".join(request.get_all(b"accept-encoding")).lower().split(b",")
-    if body and coding in CODINGS and coding in [each.partition(b";")[0].strip() for each in accepted]:
-        body = new_encoder(coding).encode(body, last=True)
+    if (body or is_head) and coding in CODINGS and coding in [each.partition(b";")[0].strip() for each in accepted]:
+        body = body if is_head else new_encoder(coding).encode(body, last=True)
         fields.append((b"content-encoding", coding))
     return LocalResponse(recorded.status, tuple(fields), body, recorded.phrase.encode("latin-1", "replace"))
 

@@ -17,10 +17,11 @@ from multidict import CIMultiDict
 from egressproxy.admin.oidc import MAX_LOGINS, OidcLogin, is_safe
 from egressproxy.admin.status import ApiError
 from egressproxy.admin.write_access import WriteAccess
-from tests.admin.kit import State, admin_server, ask
+from tests.admin.kit import State, admin_server, ask, serving
 from tests.admin.test_introspection import State as AdminState
 from tests.support.oidc_issuer import CLIENT, OidcIssuer
 from tests.support.tokens import TokenIssuer
+from tests.support.waiting import until
 
 ALICE = {"email": "Alice@example.com", "email_verified": True, "groups": ["staff"]}
 REDIRECT = "http://gateway/ui"
@@ -136,13 +137,14 @@ async def test_an_issuer_that_says_something_else_is_not_believed(
     assert await status(login, issuer.token()) == 0, "it is asked again"
 
 
-async def test_an_issuer_of_another_machine_leads_to_nothing_on_this_one(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("scheme", ["http:", "HTTP:", " http:", "ht\ttp:"])
+async def test_an_issuer_of_another_machine_leads_to_nothing_on_this_one(monkeypatch: pytest.MonkeyPatch, scheme: str):
     """Else its document could have the gateway write to programs of this machine."""
     name = "https://login.example"
     document = {
         "issuer": name,
         "authorization_endpoint": f"{name}/a",
-        "token_endpoint": "http://127.0.0.1:15900/reload",
+        "token_endpoint": f"{scheme}//127.0.0.1:15900/reload",
     }
     asked = []
 
@@ -203,6 +205,7 @@ async def test_keys_that_are_known_need_no_answer_of_an_issuer_that_hangs(
 ):
     monkeypatch.setattr("egressproxy.admin.oidc.PAUSE_S", 0.0)
     monkeypatch.setattr("egressproxy.admin.oidc.REFRESH_S", 0.0)
+    monkeypatch.setattr("egressproxy.admin.oidc.DUE_S", 0.01)
     login = OidcLogin(issuer.url, CLIENT, ["alice@example.com"])
     assert await status(login, issuer.token()) == 0
 
@@ -228,6 +231,18 @@ async def test_keys_that_are_new_are_fetched_and_those_from_before_hold_while_it
     assert await status(login, issuer.token()) == 0
 
 
+async def test_a_key_that_is_withdrawn_is_believed_no_more_once_keys_are_due(
+    issuer: OidcIssuer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("egressproxy.admin.oidc.PAUSE_S", 0.0)
+    login = OidcLogin(issuer.url, CLIENT, ["alice@example.com"])
+    stolen = issuer.token()
+    assert await status(login, stolen) == 0
+    issuer.signs = TokenIssuer(issuer.url)
+    monkeypatch.setattr("egressproxy.admin.oidc.REFRESH_S", 0.0)
+    assert await status(login, stolen) == 401
+
+
 async def test_the_page_exchanges_a_code_and_reads_with_its_token(issuer: OidcIssuer):
     login = OidcLogin(issuer.url, CLIENT, ["alice@example.com"])
     admin = admin_server(State(), "0.0.0.0", access=WriteAccess(None, login))
@@ -235,6 +250,7 @@ async def test_the_page_exchanges_a_code_and_reads_with_its_token(issuer: OidcIs
     admin.host = "127.0.0.1"
     offered = (await ask(admin, "/ui/oidc")).json()
     assert offered == {"authorize": f"{issuer.url}/authorize", "client_id": CLIENT, "scope": "openid email profile"}
+    assert (await ask(admin, "/ui/oidc", "PUT")).status == 405
     challenge = base64.urlsafe_b64encode(hashlib.sha256(b"verifier").digest()).rstrip(b"=").decode()
 
     async def exchanged(
@@ -262,6 +278,21 @@ async def test_the_page_exchanges_a_code_and_reads_with_its_token(issuer: OidcIs
     issuer.claims.update(email="mallory@example.com", groups=["staff"])
     assert (await exchanged()).status == 403
     await admin.stop()
+
+
+async def test_strangers_that_write_a_login_slowly_keep_nobody_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("egressproxy.admin.connections.MAX_CONNECTIONS", 2)
+    login = OidcLogin("https://login.example", CLIENT, ["a@b"])
+    async with serving(admin_server(State(), "0.0.0.0", access=WriteAccess(None, login))) as admin:
+        head = "POST /ui/oidc HTTP/1.1\r\nHost: a\r\nX-Egressproxy: page\r\nContent-Type: application/json\r\n"
+        slow = [await asyncio.open_connection(admin.host, admin.port) for _ in range(2)]
+        for _, writer in slow:
+            writer.write(f"{head}Content-Length: 9\r\n\r\n{{".encode())
+        open_ = admin._connections._open
+        await until(lambda: sum(each._has_asked for each in open_) == 2)
+        assert (await ask(admin, "/live")).status == 401
+        for _, writer in slow:
+            writer.close()
 
 
 async def test_an_approval_is_that_of_the_person_who_signed_in_whatever_name_they_give(issuer: OidcIssuer):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -22,7 +23,7 @@ from egressproxy.cli import config_probes, doctor, machine_probes
 from egressproxy.cli.machine_probes import FAILURE, OK, WARNING, Finding
 from egressproxy.cli.main import main
 from egressproxy.net.process import cpu_quota
-from egressproxy.run_options import ClusterOptions, RunOptions
+from egressproxy.run_options import ADMIN_IS_CLOSED, ClusterOptions, RunOptions
 from egressproxy.upstream.dns_client import SYSTEM_TRUST
 from egressproxy.upstream.dns_server import Server
 from tests.support import manifests as m
@@ -58,6 +59,16 @@ def test_a_configuration_is_looked_at_with_its_ports_and_dns_servers(tmp_path: P
     assert by_topic["configuration"]["seen"] == "2 objects, all served as written"
     assert by_topic["ports"]["seen"].startswith("listener agents/gw/forward: 127.0.0.1:")
     assert by_topic["dns"]["seen"].startswith(f"{names.address} answers NOERROR for example.com")
+
+
+def test_an_admin_address_on_a_network_needs_a_token():
+    def found(**given: Any) -> list[str]:
+        return [each.seen for each in config_probes.ports(RunOptions(takeover=Path("/"), **given)) if each.level != OK]
+
+    assert found(admin=("0.0.0.0", 15900)) == [ADMIN_IS_CLOSED]
+    assert not found(admin=("0.0.0.0", 15900), api_token_file=Path("token"))
+    assert not found(admin=("0.0.0.0", 15900), ui_oidc_issuer="https://login.example")
+    assert not found(admin=None) + found()
 
 
 def test_what_the_api_has_written_is_looked_at_too(tmp_path: Path):

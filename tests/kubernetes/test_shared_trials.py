@@ -6,11 +6,13 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubernetes import shared_trials
 from egressproxy.kubernetes.api_client import ApiError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
-from egressproxy.kubernetes.shared_trials import AHEAD_S, JOIN_S, TELL_S, SharedTrials
+from egressproxy.kubernetes.shared_trials import AHEAD_S, JOIN_S, TELL_S, SharedTrials, applied
 from egressproxy.model.encoding import rfc3339
 
 SCOPE = Scope(next(kind for kind in CONFIGURED if kind.kind == "EgressPolicy"))
@@ -45,6 +47,9 @@ class Server:
             "metadata": {"name": "next", "namespace": "agents", "resourceVersion": "7"},
         }  # fmt: skip
         self.store.put(SCOPE, *stored(value, SCOPE, "v1alpha1"))
+
+    async def apply(self, _path: str, _body: Any) -> dict[str, Any]:
+        return {"status": {"trial": trial("2026-01-02T00:00:00Z")}}
 
     async def send(self, _method: str, path: str, _params: None, body: Any, _content_type: str) -> dict[str, Any]:
         self.written.append((path, body))
@@ -87,6 +92,16 @@ async def test_a_refused_flip_is_tried_again_in_a_minute_and_one_that_came_secon
     server.now = TELL_S
     await trials.write()
     assert len(server.written) == 3
+
+
+@pytest.mark.parametrize(
+    ("ours", "rest"),
+    [(status(trial()), {"lastFlip": None, "lastRequest": None}), (b"{}", None), (status(trial("2026-01-03")), "")],
+)
+async def test_a_flip_of_another_gateway_does_not_outlive_its_trial(ours: bytes, rest: Any):
+    server = Server(trial())
+    await applied(server, "/p", {"status": json.loads(ours)})  # type: ignore[arg-type]
+    assert server.written == ([] if rest == "" else [("/p", {"status": {"trial": rest}})])
 
 
 async def test_a_server_that_does_not_answer_holds_nobody_up(monkeypatch):

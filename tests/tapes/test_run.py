@@ -22,7 +22,7 @@ from egressproxy.filters import FilterContext
 from egressproxy.filters.testing import FilterHarness, FilterResult, exchange, response
 from egressproxy.model.fields import Fields
 from egressproxy.tapes import Report, Run, TapeError
-from egressproxy.tapes.filter import MAX_REQUEST, TapeConfig, TapeFilter, _Taken, _Tapes
+from egressproxy.tapes.filter import MAX_REQUEST, TapeConfig, TapeFilter, _Taken, _Tapes, response_of
 from egressproxy.tapes.tape import Interaction, read_folder, write, written
 from tests.support import manifests as m
 
@@ -349,3 +349,10 @@ def test_a_run_whose_gateway_was_killed_is_not_complete(tmp_path: Path):
     told = run.finish()
     assert told.lines() == ["not on tape: the gateway was killed"]
     assert not told.is_complete
+
+
+def test_an_answer_to_head_says_the_coding_that_one_to_get_has():
+    told = Interaction("HEAD", URL, [], b"", 200, "OK", [("content-length", "70")], b"", coding="gzip")
+    coded = response_of(told, Fields.of([(b"accept-encoding", b"br, gzip")]))
+    assert (len(coded.body), (b"content-encoding", b"gzip") in coded.fields) == (70, True)
+    assert not any(name == b"content-encoding" for name, _ in response_of(told, Fields()).fields)

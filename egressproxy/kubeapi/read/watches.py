@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Final
 
 from egressproxy.admin.status import ApiError, failure
+from egressproxy.admin.write_access import CHECK_S
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options
 from egressproxy.kubeapi.read import documents
 from egressproxy.kubeapi.read.objects import Gone, ObjectChange, Objects, View
@@ -59,7 +60,9 @@ class Watches:
         self._objects.changed()
 
     async def begin(self, asked: ApiResource, options: Options, form: Form) -> AsyncGenerator[bytes, None]:
-        """What to send, piece by piece, until the watch is over. Raises ApiError where it cannot begin."""
+        """What to send, piece by piece, until the watch is over: b"" after `CHECK_S` without changes. Raises ApiError
+        where it cannot begin.
+        """
         view = await self._objects.view()
         has_initial = not options.version if options.send_initial is None else options.send_initial
         documents.check_has_been(options.version, view, asked)
@@ -102,11 +105,12 @@ class Watches:
                 bookmark_at = now + BOOKMARK_S
             if now >= end:
                 return
+            until = min(end, now + CHECK_S, bookmark_at if options.has_bookmarks else end)
             try:
-                await asyncio.wait_for(signal.wait(), (min(end, bookmark_at) if options.has_bookmarks else end) - now)
+                await asyncio.wait_for(signal.wait(), until - now)
                 await asyncio.sleep(PAUSE_S)
             except TimeoutError:
-                pass
+                yield b""
 
 
 class _Encoder:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import chain, takewhile
+from itertools import chain, compress, takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -77,6 +77,7 @@ class _Squid:
             for each, origin in acl.destinations():
                 self.hosts.setdefault(each, origin)
         by_host = [acl.name for acl in self.acls.values() if acl.kind in ("dst", *OF_NAMES)]
+        self._lists: dict[tuple[frozenset[str], str], list[SquidRule]] = {}
         #: Hosts that every rule treats alike have the same truths.
         self.kinds: dict[Host, tuple[float, ...]] = {}
         for host in self.hosts:
@@ -162,18 +163,26 @@ class _Squid:
         acls = [self.acls[name] for name in unknown if (False, name) in rule.terms]
         return len(acls) == len(unknown) == 1 and acls[0].kind == "dst" and acls[0].is_exact
 
+    def _rules(self, client: frozenset[str], name: str) -> list[SquidRule]:
+        """A list with its end, without the rules of other clients: hosts and ports are many."""
+        if (client, name) not in self._lists:
+            rules, case = self.conf.lists.get(name, []), _Case(client, ANY_NAME, (80, 80))
+            # The end of a list is the opposite of its last rule; a tunnel that ssl_bump does not name is not opened.
+            at = rules[-1].origin if rules else Origin("", 0)
+            ends = name == "ssl_bump" or (bool(rules) and not rules[-1].allows)
+            end = SquidRule(ends, (), Origin(at.path, at.line, f"{name}: behind the last rule"))
+            by_client = ([each for each in rule.terms if self.acls[each[1]].kind == "src"] for rule in rules)
+            known = [all(self.truth(each, case) for each in terms) for terms in by_client]
+            self._lists[client, name] = [*compress(rules, known), end]
+        return self._lists[client, name]
+
     def _allowed(self, case: _Case) -> SquidRule | None:
         """The rule of the first list, if each list allows the case."""
         found = None
         for name in dict.fromkeys(("http_access", *self.conf.lists)):
             if name == "ssl_bump" and case.method != "CONNECT":
                 continue
-            rules = self.conf.lists.get(name, [])
-            # The end of a list is the opposite of its last rule; a tunnel that ssl_bump does not name is not opened.
-            at = rules[-1].origin if rules else Origin("", 0)
-            ends = name == "ssl_bump" or (bool(rules) and not rules[-1].allows)
-            end = SquidRule(ends, (), Origin(at.path, at.line, f"{name}: behind the last rule"))
-            by = self.decide([*rules, end], case)
+            by = self.decide(self._rules(case.client, name), case)
             if by is None:
                 return None
             found = found or by
@@ -218,12 +227,14 @@ class _Squid:
     def _denied_addresses(self, client: frozenset[str], rules: Sequence[SquidRule]) -> Iterable[Entry]:
         """The networks of rules that deny by `dst`: names that resolve there are refused, too."""
         for at, rule in enumerate(rules):
+            if rule.allows:
+                continue
             cases = {port: _Case(client, ANY_NAME, port) for port in self.ports}
             known = [term for term in rule.terms if self.acls[term[1]].kind in ("src", "port")]
             among = frozenset(port for port, case in cases.items() if all(self.truth(each, case) for each in known))
             case = [*cases.values()][-1]
             unknown = [term[1] for term in rule.terms if self.truth(term, case) == _UNKNOWN]
-            if rule.allows or not among or not self.is_by_address(rule, unknown):
+            if not among or not self.is_by_address(rule, unknown):
                 continue
             acl = self.acls[unknown[0]]
             if not acl.origin.line:

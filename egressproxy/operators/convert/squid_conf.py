@@ -76,7 +76,7 @@ class SquidAcl:
 
     @property
     def has_every_address(self) -> bool:
-        return set(ANY_ADDRESS) <= set(self.networks)
+        return all(each in self.networks for each in ANY_ADDRESS)
 
     def destinations(self) -> Iterable[tuple[Host, Origin]]:
         """The hosts that it names with their places; none of an ACL of clients."""

@@ -305,3 +305,13 @@ def test_hosts_are_told_apart_once_for_all_clients(tmp_path: Path, monkeypatch: 
     names = " ".join(f"h{number}.example" for number in range(99))
     converted(tmp_path, f"http_port 3128\nacl names dstdomain {names}\n{clients}http_access deny all\n", "")
     assert asked.count("h98.example") == 1
+
+
+def test_rules_of_other_clients_are_left_out_once_for_all_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    truth = squid._Squid.truth
+    monkeypatch.setattr(squid._Squid, "truth", lambda *given: asked.append(given[1]) or truth(*given))
+    acls = "".join(f"acl s{n} src 10.{n}.0.0/16\nacl d{n} dstdomain h{n}.example\n" for n in range(9))
+    rules = "".join(f"http_access allow s{n} d{n}\n" for n in range(9))
+    converted(tmp_path, f"http_port 3128\n{acls}{rules}http_access deny all\n", "")
+    assert asked.count((False, "s8")) < 200  # 952 of ten clients, each with all hosts and ports
