@@ -79,6 +79,10 @@ class Proxy(ABC):
         """A proxy, not started, that knows so many clients by their tokens, with a limit for each."""
         raise NotImplementedError
 
+    def tracing(self, percent: int) -> Proxy:
+        """A proxy, not started, that records so many of a hundred traces, and exports them by OTLP over HTTP."""
+        raise NotImplementedError
+
     def tunnel_port(self) -> int:
         return self.ports["FORWARD"]
 

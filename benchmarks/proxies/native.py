@@ -55,6 +55,9 @@ class EgressProxy(Proxy):
     def knowing(self, clients: int) -> Proxy:
         return KnowingEgressProxy(clients)
 
+    def tracing(self, percent: int) -> Proxy:
+        return TracingEgressProxy(percent)
+
 
 class PureEgressProxy(EgressProxy):
     """The sources of the installation that is compared, where that is compiled."""
@@ -109,6 +112,21 @@ class KnowingEgressProxy(EgressProxy):
         return command
 
 
+class TracingEgressProxy(EgressProxy):
+    """As S4 and S5 have it."""
+
+    def __init__(self, percent: int) -> None:
+        super().__init__()
+        self._percent = percent
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        return [*super().prepare(world, folder), "--otlp-endpoint", f"http://127.0.0.1:{world.plain_port}"]
+
+    def environment(self, world: World) -> Mapping[str, str]:
+        sampler = {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": str(self._percent / 100)}
+        return {**super().environment(world), **sampler}
+
+
 EGRESSPROXY = [sys.executable, "-m", "egressproxy"]
 
 
@@ -135,6 +153,40 @@ class Envoy(Proxy):
 
     def can_have_workers(self) -> bool:
         return True
+
+    def tracing(self, percent: int) -> Proxy:
+        return TracingEnvoy(percent)
+
+
+class TracingEnvoy(Envoy):
+    """As S4 and S5 have it: with a span of the exchange and one of the request to the upstream, as ours."""
+
+    def __init__(self, percent: int) -> None:
+        super().__init__()
+        self._percent = percent
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        command = super().prepare(world, folder)
+        share = {"numerator": self._percent, "denominator": "HUNDRED"}
+        sampler = _envoy_config("extensions.tracers.opentelemetry.samplers.v3.TraceIdRatioBasedSamplerConfig")
+        sampler["sampling_percentage"] = share
+        tracer = _envoy_config("config.trace.v3.OpenTelemetryConfig") | {
+            "service_name": "bench",
+            "http_service": {
+                "http_uri": {
+                    "uri": f"http://127.0.0.1:{world.plain_port}/v1/traces", "cluster": "plain", "timeout": "5s",
+                },
+            },
+            "sampler": {
+                "name": "envoy.tracers.opentelemetry.samplers.trace_id_ratio_based", "typed_config": sampler,
+            },
+        }  # fmt: skip
+        provider = {"name": "envoy.tracers.opentelemetry", "typed_config": tracer}
+        tracing = json.dumps({"provider": provider, "spawn_upstream_span": True})
+        config = folder / self.template
+        before = "          stat_prefix: forward\n"
+        config.write_text(config.read_text().replace(before, f"{before}          tracing: {tracing}\n", 1))
+        return command
 
 
 class LeanEnvoy(Envoy):
@@ -232,6 +284,10 @@ class TinyProxy(Proxy):
         self.version = first_line([binary, "-v"]).rpartition(" ")[2]
         (folder / "filter").write_text("^h[0-9]+[.]bench[.]example$\n^127[.]0[.]0[.]1$\n", "ascii")
         return [binary, "-d", "-c", str(world.render("tinyproxy.conf", folder, self.ports))]
+
+
+def _envoy_config(kind: str) -> dict[str, object]:
+    return {"@type": f"type.googleapis.com/envoy.{kind}"}
 
 
 def _find_envoy() -> Path:

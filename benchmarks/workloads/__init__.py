@@ -8,7 +8,7 @@ from benchmarks.workloads.events import Events
 from benchmarks.workloads.idle import IdleMemory
 from benchmarks.workloads.opened import OpenedTunnels
 from benchmarks.workloads.requests import AiCalls, Forward, Http2Reverse, LlmGateway, Reverse
-from benchmarks.workloads.scale import MoreClients, MoreRoutes, MoreWorkers
+from benchmarks.workloads.scale import MoreClients, MoreRoutes, MoreTraces, MoreWorkers
 from benchmarks.workloads.tunnels import Connects, IdleTunnels, Transfers
 
 WORKLOADS: dict[str, Workload] = {
@@ -31,6 +31,8 @@ WORKLOADS: dict[str, Workload] = {
         MoreRoutes(),
         MoreWorkers(),
         MoreClients(),
+        MoreTraces("S4", 100),
+        MoreTraces("S5", 1),
         LlmGateway("Lp", "the work of W2 as a pass-through of an LLM gateway"),
         AiCalls("L", "calls of a language model with a key that is put in, a quota of tokens, and redaction"),
     )

@@ -1,4 +1,4 @@
-"""S, S2 and S3: W1 through two variants of one proxy, and what one costs as a multiple of the other."""
+"""S to S5: W1 or W1u through two variants of one proxy, and what one costs as a multiple of the other."""
 
 from __future__ import annotations
 
@@ -151,3 +151,22 @@ class MoreClients(_Scale):
 
     def variants(self, proxy: Proxy) -> tuple[Proxy, Proxy]:
         return proxy.knowing(1), proxy.knowing(CLIENTS)
+
+
+class MoreTraces(_Scale):
+    """What traces cost. The clients' contexts are sampled, and each request has its own."""
+
+    lesser = "no traces"
+
+    def __init__(self, name: str, percent: int) -> None:
+        self.name = name
+        self.title = f"W1u with {percent} % of requests traced, and exported by OTLP, against none"
+        self.greater = f"{percent} %"
+        self._percent = percent
+        super().__init__()
+
+    def work(self) -> Forward:
+        return Forward(self.name, self.title, "/unique")
+
+    def variants(self, proxy: Proxy) -> tuple[Proxy, Proxy]:
+        return type(proxy)(), proxy.tracing(self._percent)
