@@ -12,6 +12,7 @@ from egressproxy.ai.translation.conversation import (
     Effort,
     Image,
     OutputFormat,
+    RefusalText,
     Role,
     Text,
     Tool,
@@ -86,6 +87,11 @@ def _base64(data: str) -> str:
 def data_url(image: Image) -> str:
     """The one string with which OpenAI's APIs name an image."""
     return image.url or f"data:{image.media_type};base64,{image.data}"
+
+
+def said(parts: Iterable[T]) -> list[T]:
+    """The parts that say something: Anthropic and Bedrock refuse texts of blanks alone."""
+    return [part for part in parts if not isinstance(part, Text | RefusalText) or part.text.strip()]
 
 
 def only_texts(parts: Iterable[ContentPart], holder: str) -> list[Text]:

@@ -317,6 +317,16 @@ def test_an_empty_text_beside_a_call_says_nothing():
     assert [block["type"] for block in content] == ["tool_use"]
 
 
+def test_texts_of_blanks_say_nothing_to_anthropic():
+    """It refuses blocks without text, and messages of the user without content."""
+    blank = {"role": "assistant", "content": "\n\n"}
+    messages = [USER, blank, USER, {**call("{}")[1], "content": "\n"}, {
+        "role": "tool", "tool_call_id": "c", "content": " "}, {"role": "user", "content": "  "}]  # fmt: skip
+    *_, asked, used = translated(CHAT, ANTHROPIC, messages=messages)["messages"]
+    assert [block["type"] for block in asked["content"]] == ["tool_use"]
+    assert used["content"] == [{"type": "tool_result", "tool_use_id": "c"}]
+
+
 def test_the_type_of_an_image_may_be_written_in_capitals():
     asked = translated(CHAT, ANTHROPIC, messages=image("data:Image/PNG;base64,AAAA"))
     assert asked["messages"][0]["content"][0]["source"]["media_type"] == "image/png"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai.translation.anthropic.request_reader import IMAGE_TYPES
-from egressproxy.ai.translation.content import arguments_object, check_arguments, only_texts, without_none
+from egressproxy.ai.translation.content import arguments_object, check_arguments, only_texts, said, without_none
 from egressproxy.ai.translation.conversation import (
     ContentPart,
     Conversation,
@@ -95,7 +95,9 @@ def _turns(conversation: Conversation) -> Work[tuple[Any, list[dict[str, Any]]]]
             role = "system"
         else:
             role = turn.role.value
-            blocks = [_block(part, turn, conversation.losses) for part in turn.parts]
+            blocks = [_block(part, turn, conversation.losses) for part in said(turn.parts)]
+        if messages and not messages[-1]["content"]:
+            messages.pop()
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += blocks
         else:
@@ -123,8 +125,8 @@ def _block(part: ContentPart, turn: Turn, losses: Losses) -> dict[str, Any]:
         return _text(part)
     if type(part) is ToolResult:
         block: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.call_id}
-        if part.parts:
-            content = [_text(one) if type(one) is Text else _image(one, losses) for one in part.parts]
+        content = [_text(one) if type(one) is Text else _image(one, losses) for one in said(part.parts)]
+        if content:
             block["content"] = _shortest(content)
         return block
     if type(part) is ToolCall:
