@@ -69,6 +69,7 @@ _OPENAI_KINDS: Final = {
     b"embeddings": Api.OPENAI_EMBEDDINGS,
     b"responses": Api.OPENAI_RESPONSES,
 }
+_COUNT_TOKENS: Final = b"/v1/messages/count_tokens"
 _SLASHES = re.compile(rb"//+")
 _PARAMETERS = re.compile(rb";[^/]*")
 #: Bytes that stay as they are where a model is written into a path (RFC 3986 section 3.3). A colon does not: in
@@ -101,6 +102,11 @@ def operation_of(path: bytes) -> Operation | None:
     `usual_spelling`, and another case. `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
     """
     return _operation_at(path.partition(b"?")[0])  # without the query, in which Gemini's clients send keys
+
+
+def counts_tokens(path: bytes) -> bool:
+    """Whether a POST to this path asks how many tokens a request to Anthropic's messages would have."""
+    return usual_spelling(path.partition(b"?")[0]).lower().endswith(_COUNT_TOKENS)
 
 
 def usual_spelling(path: bytes) -> bytes:

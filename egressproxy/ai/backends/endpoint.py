@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from egressproxy.ai.apis.apis import Api
-from egressproxy.ai.translation.apis import COUNTING, VERTEX, api_of, count_path_at, counts_tokens, path_at
+from egressproxy.ai.apis.apis import Api, counts_tokens
+from egressproxy.ai.translation.apis import COUNTING, VERTEX, api_of, count_path_at, path_at
 from egressproxy.gateway.backends.provider_endpoint import ProviderEndpoint
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES

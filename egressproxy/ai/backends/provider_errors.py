@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from egressproxy.ai.apis.apis import Api, operation_of
+from egressproxy.ai.apis.apis import Api, counts_tokens, operation_of
 from egressproxy.ai.apis.errors import error_fields, error_in_stream, error_object
 from egressproxy.ai.apis.hosts import api_of_host
 from egressproxy.ai.apis.shared import is_post
@@ -60,6 +60,8 @@ def provider_call(exchange: Exchange, backends: Sequence[RouteBackend]) -> Provi
         operation = operation_of(head.path)
         if operation is not None:
             return ProviderCall(operation.api)
+        if counts_tokens(head.path):
+            return ProviderCall(Api.ANTHROPIC)
     for backend in backends:
         endpoint = endpoint_of(backend)
         if endpoint is not None and endpoint.apis:

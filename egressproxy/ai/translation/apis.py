@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote
 
-from egressproxy.ai.apis.apis import Api, operation_of, usual_spelling
+from egressproxy.ai.apis.apis import Api, operation_of
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.model.fields import EVENT_STREAM
 
@@ -55,7 +55,6 @@ REQUIRED_FIELDS: Final[Mapping[Api, tuple[tuple[bytes, bytes], ...]]] = {
 COUNTING: Final = frozenset((Api.GEMINI, Api.BEDROCK_CONVERSE))
 #: In the prefix of Vertex AI, whose requests for counts have another form than those of the Gemini API.
 VERTEX: Final = b"/publishers/"
-_COUNT_TOKENS: Final = b"/v1/messages/count_tokens"
 
 #: Fields of requests and answers that mean something to one provider: credentials, accounts, versions, limits, ids.
 _OF_ONE_API = re.compile(
@@ -121,11 +120,6 @@ def path_at(api: Api, prefix: bytes, azure_version: str, model: str, *, is_strea
         verb = b"converse-stream" if is_stream else b"converse"
         return b"%b/model/%b/%b" % (begin, model_in_path(api, model).encode(), verb)
     return begin + DEFAULT_PATHS[api].removeprefix(DEFAULT_PREFIXES[api])
-
-
-def counts_tokens(path: bytes) -> bool:
-    """Whether a POST to this path asks how many tokens a request to Anthropic's messages would have."""
-    return usual_spelling(path.partition(b"?")[0]).lower().endswith(_COUNT_TOKENS)
 
 
 def stream_type(api: Api) -> bytes:

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.apis.apis import Api, counts_tokens
 from egressproxy.ai.translation.apis import (
     DEFAULT_PATHS,
     api_of,
     belongs_to_one_api,
-    counts_tokens,
     describes_the_body,
 )
 
