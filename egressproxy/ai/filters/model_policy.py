@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
 
-from egressproxy.ai.apis.apis import Api, counts_tokens
+from egressproxy.ai.apis.apis import Api, counted_api
 from egressproxy.ai.apis.message import SCANNED_AT_ONCE
 from egressproxy.ai.apis.request import AiRequest
 from egressproxy.ai.apis.shared import (
@@ -256,8 +256,8 @@ class ModelPolicy(Filter):
 
 
 def _is_asked(exchange: Exchange) -> bool:
-    """Whether a request to a model is read: also one to Anthropic that only has its tokens counted, without bounds."""
-    return operation(exchange) is not None or (is_post(exchange) and counts_tokens(exchange.request.path))
+    """Whether a request to a model is read: also one that only has its tokens counted, which has no bounds."""
+    return operation(exchange) is not None or (is_post(exchange) and counted_api(exchange.request.path) is not None)
 
 
 def _granted(exchange: Exchange) -> tuple[str, ...] | None:

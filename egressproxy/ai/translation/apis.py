@@ -122,6 +122,12 @@ def path_at(api: Api, prefix: bytes, azure_version: str, model: str, *, is_strea
     return begin + DEFAULT_PATHS[api].removeprefix(DEFAULT_PREFIXES[api])
 
 
+def count_answer(api: Api, tokens: int) -> bytes:
+    """The answer to a request of this API for a count of tokens."""
+    kind = b'"object":"response.input_tokens",' if api is Api.OPENAI_RESPONSES else b""
+    return b'{%b"input_tokens":%d}' % (kind, tokens)
+
+
 def stream_type(api: Api) -> bytes:
     """The media type of a stream of this API."""
     return AWS_EVENT_STREAM if api is Api.BEDROCK_CONVERSE else EVENT_STREAM
