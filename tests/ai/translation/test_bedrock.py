@@ -142,6 +142,14 @@ def test_a_conversation_with_calls():
     }
 
 
+def test_an_id_that_bedrock_refuses_is_another_one_there():
+    calls = {**CALLS, "tool_calls": [{**CALLS["tool_calls"][0], "id": "call_1|fc_2"}]}  # type: ignore[dict-item]
+    told = {"role": "tool", "tool_call_id": "call_1|fc_2", "content": "x"}
+    _, called, answered = asked(CHAT, messages=[HI, calls, told], tools=[TOOL])["messages"]
+    ident = called["content"][1]["toolUse"]["toolUseId"]
+    assert answered["content"][0]["toolResult"]["toolUseId"] == ident != "call_1|fc_2"
+
+
 def test_a_failed_tool_and_an_image_that_a_tool_shows():
     png = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     uses = [{"type": "tool_use", "id": "c1", "name": "f", "input": {}}]

@@ -10,6 +10,7 @@ from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.translation.apis import model_in_path
 from egressproxy.ai.translation.content import (
     arguments_object,
+    call_id,
     check_arguments,
     check_last_turn,
     only_texts,
@@ -112,12 +113,12 @@ def _messages(conversation: Conversation) -> Work[list[dict[str, Any]]]:
 
 def _block(part: ContentPart, turn: Turn, conversation: Conversation) -> dict[str, Any]:
     if isinstance(part, ToolCall):
-        return {"toolUse": {"toolUseId": part.id, "name": part.name, "input": arguments_object(part)}}
+        return {"toolUse": {"toolUseId": call_id(part.id), "name": part.name, "input": arguments_object(part)}}
     if isinstance(part, ToolResult):
         content = [
             {"text": one.text} if isinstance(one, Text) else _image(one, conversation) for one in said(part.parts)
         ]
-        result: dict[str, Any] = {"toolUseId": part.call_id, "content": content}
+        result: dict[str, Any] = {"toolUseId": call_id(part.call_id), "content": content}
         return {"toolResult": result | {"status": "error"} if part.is_error else result}
     if not isinstance(part, Image):
         return {"text": part.text}
