@@ -154,6 +154,10 @@ class ExternalAuth(ExternalAuthorization):
         exchange.rule = self._source
         exchange.denied = True
         self._metrics.notices.refused(exchange.series, self._denied, self._source.partition(" ")[0])
+        if self._rules is not None and verdict.answer.status == 403 and exchange.request.body != 0:
+            from egressproxy.ai.filters.access_policy import forbidden
+
+            return forbidden(await held.peek(SHORT), self._source) or verdict.answer
         return verdict.answer
 
     async def _is_asked(self, rules: AccessRules, exchange: Exchange) -> bool:
