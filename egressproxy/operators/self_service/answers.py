@@ -16,6 +16,7 @@ from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded
 from egressproxy.filters.chain import approvals
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
 from egressproxy.gateway.exchange.admission import check_grant, decide_names
+from egressproxy.gateway.listeners.name_decision import reachable
 from egressproxy.gateway.products import SelfService, Waiting
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
@@ -147,7 +148,7 @@ def check(exchange: Exchange, listener: ActiveListener, url: str, method: str, d
     try:
         if cas is not None:
             cas.for_client(exchange.identity)
-        route = decide(listener, authority, head)[0]
+        route, _ = reachable(decide(listener, authority, head)[0])
         if exchange.identity.grant is not None:
             check_grant(exchange.identity.grant, asked, route)
     except GatewayError as error:
