@@ -134,22 +134,22 @@ def decide_name(listener: ActiveListener, authority: Authority) -> tuple[Route, 
     denied: GatewayError | None = None
     if listener.certificates_for(authority.host) is None:
         try:
-            return reachable(*route_tunnel(listener, authority))
+            return _reachable(*route_tunnel(listener, authority))
         except GatewayError as error:
             denied = error.with_traceback(None)
     for route in rules_of(listener, authority.host):
         if route.serves(authority.host, authority.port):
             with suppress(GatewayError):
-                return reachable(
+                return _reachable(
                     route, check_destination_policy(route, authority) if route.has_destination_policy else ()
                 )
     try:
-        return reachable(*default_route(listener, authority))
+        return _reachable(*default_route(listener, authority))
     except Denied as error:
         raise denied or error.with_traceback(None) from None
 
 
-def reachable(route: Route, noted: Noted = ()) -> tuple[Route, Noted]:
+def _reachable(route: Route, noted: Noted) -> tuple[Route, Noted]:
     """The same. Raises GatewayError where each backend of the route is denied, or invalid."""
     if route.choices and all(each.cluster is None for each in route.choices):
         raise route.choices[0].fault(route.name, route.rule)

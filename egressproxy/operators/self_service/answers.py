@@ -16,7 +16,6 @@ from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded
 from egressproxy.filters.chain import approvals
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
 from egressproxy.gateway.exchange.admission import check_grant, decide_names
-from egressproxy.gateway.listeners.name_decision import reachable
 from egressproxy.gateway.products import SelfService, Waiting
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
@@ -148,9 +147,11 @@ def check(exchange: Exchange, listener: ActiveListener, url: str, method: str, d
     try:
         if cas is not None:
             cas.for_client(exchange.identity)
-        route, _ = reachable(decide(listener, authority, head)[0])
+        route = decide(listener, authority, head)[0]
         if exchange.identity.grant is not None:
             check_grant(exchange.identity.grant, asked, route)
+        if route.choices and all(each.cluster is None for each in route.choices):
+            raise route.choices[0].fault(route.name, route.rule)
     except GatewayError as error:
         error.__traceback__ = None  # its frames hold the listener
         remedy = error.remedy if isinstance(error, Denied) else ""
