@@ -129,6 +129,8 @@ class TokenClient:
                 ("code_challenge_method", "S256"), ("resource", server.resource)]  # fmt: skip
         if server.scopes:
             form.append(("scope", " ".join(server.scopes)))
+        if "offline_access" in server.scopes:  # OpenID Connect Core 1.0 section 11: else there is no refresh token
+            form.append(("prompt", "consent"))
         return f"{server.authorization}{'&' if '?' in server.authorization else '?'}{urlencode(form)}"
 
     async def by_code(self, server: ServerMetadata, client: Registration, code: str, verifier: str) -> Tokens:
