@@ -18,14 +18,17 @@ from urllib.parse import urlencode
 from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, parse_url
 from egressproxy.ai.mcp.oauth.discovery import Endpoint, ServerMetadata
 from egressproxy.filters.base import FilterContext
+from egressproxy.filters.calls import CallAnswer
 from egressproxy.filters.credentials.oauth2 import basic, client_assertion, key_of, secret_of
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
-from egressproxy.filters.credentials.token_endpoint import answer_of, ask_json, token_of
+from egressproxy.filters.credentials.token_endpoint import answer_of, json_of, token_of
 from egressproxy.model.encoding import json_object
 from egressproxy.model.secret import SecretBytes
 
 #: Seen in the list of applications that a user has allowed.
 CLIENT_NAME: Final = "egressproxy"
+#: Error codes by which servers say that they do not know who asks (RFC 6749 section 5.2).
+_UNKNOWN_CLIENT: Final = frozenset(("invalid_client", "invalid_request", "unauthorized_client"))
 
 Form = list[tuple[str, str]]
 Lines = list[tuple[bytes, bytes]]
@@ -59,12 +62,14 @@ class Tokens:
 class TokenClient:
     """Asks for tokens by one config. `registration` is that of `clientId`; None: the gateway registers itself."""
 
-    __slots__ = ("_config", "_key", "registration")
+    __slots__ = ("_config", "_key", "_names_itself", "registration")
 
     def __init__(self, context: FilterContext) -> None:
         """Raises UnusableReference for a key that cannot sign."""
         config: McpAuthorizationConfig = context.config
         self._config = config
+        #: Whether `client_id` is in forms beside Basic, too.
+        self._names_itself = False
         self._key = key_of(context, config.private_key_ref, config.key_id)
         self.registration: Registration | None = None
         if config.client_id:
@@ -159,9 +164,7 @@ class TokenClient:
     async def revoke(self, server: ServerMetadata, client: Registration, token: str) -> None:
         """Have a token end (RFC 7009). Raises FetchError."""
         if server.revocation is not None:
-            form = [("token", token)]
-            lines = self._authenticate(server, client, form)
-            await _post(server.revocation, form, lines)
+            await self._answer(server.revocation, server, client, [("token", token)])
 
     # --- asking ----------------------------------------------------------------------------------------------------
     async def _tokens(self, server: ServerMetadata, client: Registration, form: Form) -> Tokens:
@@ -174,14 +177,28 @@ class TokenClient:
         return Tokens(SecretBytes(found.value), refresh, found.life_s)
 
     async def _ask(self, server: ServerMetadata, client: Registration, form: Form) -> dict[str, Any]:
+        return json_of(server.token.call, await self._answer(server.token, server, client, form))
+
+    async def _answer(self, endpoint: Endpoint, server: ServerMetadata, client: Registration, form: Form) -> CallAnswer:
+        """The answer of whatever status. Beside Basic some servers refuse `client_id` in the form, as a second way to
+        authenticate (RFC 6749 section 2.3), and others want it there: it follows after a refusal. Raises FetchError.
+        """
         lines = self._authenticate(server, client, form)
-        return await ask_json(server.token.checked(), server.token.path, form=form, fields=lines)
+        fields = [(b"accept", b"application/json"), *lines, (b"content-type", b"application/x-www-form-urlencoded")]
+        named = [*form, ("client_id", client.client_id)]
+        is_named = self._names_itself or not lines
+        sent = urlencode(named if is_named else form).encode()
+        answer = await answer_of(endpoint.checked(), b"POST", endpoint.path, fields, sent)
+        if is_named or answer.status < 400 or (json_object(answer.body) or {}).get("error") not in _UNKNOWN_CLIENT:
+            return answer
+        answer = await answer_of(endpoint.checked(), b"POST", endpoint.path, fields, urlencode(named).encode())
+        self._names_itself = answer.status < 400
+        return answer
 
     def _authenticate(self, server: ServerMetadata, client: Registration, form: Form) -> Lines:
         """The fields that authenticate the client; other methods add to the form. Raises FetchError."""
         if client is self.registration and (missing := self._missing_secret()):
             raise FetchError(f"the Secret of {missing} is missing")
-        form.append(("client_id", client.client_id))  # some servers look there, whatever authenticates the client
         is_own_key = self._key is not None and client is self.registration
         if client.secret and self._is_basic(server, client):
             return basic(client.client_id, client.secret.encode("latin-1", "replace"))
@@ -199,12 +216,6 @@ class TokenClient:
         return (
             not server.methods or "client_secret_basic" in server.methods or "client_secret_post" not in server.methods
         )
-
-
-async def _post(endpoint: Endpoint, form: Form, lines: Lines) -> None:
-    """Raises FetchError where nobody answers; whatever the answer is."""
-    fields = [*lines, (b"content-type", b"application/x-www-form-urlencoded")]
-    await answer_of(endpoint.checked(), b"POST", endpoint.path, fields, urlencode(form).encode())
 
 
 def new_secret() -> str:
