@@ -21,14 +21,12 @@ from egressproxy.filters.base import FilterContext
 from egressproxy.filters.calls import CallAnswer
 from egressproxy.filters.credentials.oauth2 import basic, client_assertion, key_of, secret_of
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
-from egressproxy.filters.credentials.token_endpoint import answer_of, json_of, token_of
+from egressproxy.filters.credentials.token_endpoint import TokenRequests, answer_of, json_of, token_of
 from egressproxy.model.encoding import json_object
 from egressproxy.model.secret import SecretBytes
 
 #: Seen in the list of applications that a user has allowed.
 CLIENT_NAME: Final = "egressproxy"
-#: Error codes by which servers say that they do not know who asks (RFC 6749 section 5.2).
-_UNKNOWN_CLIENT: Final = frozenset(("invalid_client", "invalid_request", "unauthorized_client"))
 
 Form = list[tuple[str, str]]
 Lines = list[tuple[bytes, bytes]]
@@ -62,14 +60,13 @@ class Tokens:
 class TokenClient:
     """Asks for tokens by one config. `registration` is that of `clientId`; None: the gateway registers itself."""
 
-    __slots__ = ("_config", "_key", "_names_itself", "registration")
+    __slots__ = ("_config", "_key", "_requests", "registration")
 
     def __init__(self, context: FilterContext) -> None:
         """Raises UnusableReference for a key that cannot sign."""
         config: McpAuthorizationConfig = context.config
         self._config = config
-        #: Whether `client_id` is in forms beside Basic, too.
-        self._names_itself = False
+        self._requests = TokenRequests()
         self._key = key_of(context, config.private_key_ref, config.key_id)
         self.registration: Registration | None = None
         if config.client_id:
@@ -180,20 +177,9 @@ class TokenClient:
         return json_of(server.token.call, await self._answer(server.token, server, client, form))
 
     async def _answer(self, endpoint: Endpoint, server: ServerMetadata, client: Registration, form: Form) -> CallAnswer:
-        """The answer of whatever status. Beside Basic some servers refuse `client_id` in the form, as a second way to
-        authenticate (RFC 6749 section 2.3), and others want it there: it follows after a refusal. Raises FetchError.
-        """
+        """The answer of whatever status. Raises FetchError."""
         lines = self._authenticate(server, client, form)
-        fields = [(b"accept", b"application/json"), *lines, (b"content-type", b"application/x-www-form-urlencoded")]
-        named = [*form, ("client_id", client.client_id)]
-        is_named = self._names_itself or not lines
-        sent = urlencode(named if is_named else form).encode()
-        answer = await answer_of(endpoint.checked(), b"POST", endpoint.path, fields, sent)
-        if is_named or answer.status < 400 or (json_object(answer.body) or {}).get("error") not in _UNKNOWN_CLIENT:
-            return answer
-        answer = await answer_of(endpoint.checked(), b"POST", endpoint.path, fields, urlencode(named).encode())
-        self._names_itself = answer.status < 400
-        return answer
+        return await self._requests.send(endpoint.checked(), endpoint.path, form, client.client_id, lines)
 
     def _authenticate(self, server: ServerMetadata, client: Registration, form: Form) -> Lines:
         """The fields that authenticate the client; other methods add to the form. Raises FetchError."""
@@ -202,6 +188,7 @@ class TokenClient:
         is_own_key = self._key is not None and client is self.registration
         if client.secret and self._is_basic(server, client):
             return basic(client.client_id, client.secret.encode("latin-1", "replace"))
+        form.append(("client_id", client.client_id))
         if client.secret:
             form.append(("client_secret", client.secret))
         elif is_own_key:

@@ -59,23 +59,6 @@ async def test_one_token_serves_all_clients_and_is_for_the_resource():
     filter.close()
 
 
-async def test_a_server_gets_the_client_id_beside_basic_if_it_asks_for_that():
-    """Okta refuses it there, and the SDK of the Model Context Protocol wants it."""
-    login = Login(token_endpoint_auth_methods_supported=["client_secret_basic"])
-    issue, asked = login.documents["/token"], []
-
-    def strict(fields, body):
-        asked.append(body.endswith(b"&client_id=gw"))
-        return issue(fields, body) if asked[-1] else (401, {"error": "invalid_client"})
-
-    login.documents["/token"] = strict
-    filter = made(OWN, login)
-    assert token(await sent(filter)) == b"Bearer tok-1"
-    await filter._client.own(await filter._server())
-    assert asked == [False, True, True]
-    filter.close()
-
-
 async def test_the_gateway_signs_who_it_is():
     login = Login(token_endpoint_auth_methods_supported=["private_key_jwt"])
     config = {**OWN, "privateKeyRef": {"name": "oauth", "key": "pem"}, "scopes": ["write"]}
