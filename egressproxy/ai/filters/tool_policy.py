@@ -483,4 +483,5 @@ TOOL_PINS = FilterType(
     summary="Pins the tools of an MCP server by the hashes of their definitions, and tells what changes.",
     machine_field=lambda config: "learnFile" if config.learn_file is not None else "",
     machine_problem=file_problem,
+    is_shared=True,
 )
