@@ -231,6 +231,8 @@ def test_what_one_instance_has_seen_holds_for_the_others(converse: Start):
     server.talk.reload(to(pinned(tools=[pin(SEARCH), pin(READ)], unreadable="Allow")))
     server._is_new = True
     assert server.refuses("search") == "filter pins: tool 'search' is not as it was pinned"
+    assert server.lists(SEARCH, READ) == ["search", "read"]
+    assert [reason for reason, _ in server.told()] == ["ToolChanged", "ToolAsPinned"]
 
 
 def test_differences_are_few_short_and_of_ascii():
