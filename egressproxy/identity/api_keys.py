@@ -229,7 +229,7 @@ def _is_key_in_base64(text: bytes) -> bool:
 def drop_hidden_keys(head: RequestHead) -> bool:
     """Whether a request shows a key in a place where `take_keys` reads none; then that place is empty."""
     fields = head.fields
-    if not has_key(b"\n".join((head.target, head.via, head.upgrade, fields.block))):
+    if not has_key(b"\n".join((head.target, head.host, head.via, head.upgrade, fields.block))):
         return False
     fields.block = without_keys(fields.block)
     head.via = head.upgrade = b""
