@@ -218,7 +218,9 @@ class ModelPolicy(Filter):
             ):
                 raise self._denied(exchange, f"model {model[:_SHOWN]!r} is not allowed", 403)
             if granted is not None and not any(fnmatchcase(model, pattern) for pattern in granted):
-                raise self._denied(exchange, f"the client's API key is not for model {model[:_SHOWN]!r}", 403)
+                error = self._denied(exchange, f"the client's API key is not for model {model[:_SHOWN]!r}", 403)
+                error.rule = f"API key {exchange.identity.grant.entry}"  # type: ignore[union-attr]  # it has models
+                raise error
 
     def _bound(self, exchange: Exchange, view: AiRequest) -> None:
         config = self._config
