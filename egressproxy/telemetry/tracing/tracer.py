@@ -18,7 +18,7 @@ from egressproxy.model.exchange_trace import TRACE, ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead
 from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, logged_status
-from egressproxy.telemetry.tracing.attributes import BROKEN_OFF
+from egressproxy.telemetry.tracing.attributes import BROKEN_OFF, GRPC_FAULTS
 from egressproxy.telemetry.tracing.context import (
     FLAGS_OF,
     IS_SAMPLED,
@@ -254,7 +254,8 @@ class Recording(ExchangeSpans, ExchangeTrace):
     def end(self, exchange: Exchange) -> None:
         status, reason = exchange.status or logged_status(exchange), exchange.reason
         if not self.is_sampled and status < 500 and (reason is _OK or exchange.denied):
-            return
+            if exchange.grpc_status not in GRPC_FAULTS:
+                return
         authority, identity = exchange.authority, exchange.identity
         host, port = ("", 0) if authority is None else (authority.host, authority.port)
         if self.attempts and reason.value in BROKEN_OFF and self.attempts[-1][2] < 0:

@@ -100,6 +100,9 @@ def test_attempts_are_spans_of_a_client_below_the_exchange():
         ({"status": 404}, "GET", None, False),
         ({"status": 502}, "GET", "502", True),
         ({"status": 0, "reason": "upstream_reset"}, "GET", "upstream_reset", True),
+        ({"grpc_status": 14}, "GET", "UNAVAILABLE", True),
+        ({"grpc_status": 5}, "GET", None, False),
+        ({"reason": "upstream_reset", "is_tunnel": True}, "GET", "upstream_reset", False),
     ],
 )
 def test_name_and_status_follow_the_conventions_for_servers(change, name, error, is_error):
