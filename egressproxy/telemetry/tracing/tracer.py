@@ -253,9 +253,9 @@ class Recording(ExchangeSpans, ExchangeTrace):
 
     def end(self, exchange: Exchange) -> None:
         status, reason = exchange.status or logged_status(exchange), exchange.reason
-        if not self.is_sampled and status < 500 and (reason is _OK or exchange.denied):
-            if exchange.grpc_status not in GRPC_FAULTS:
-                return
+        is_failed = status >= 500 or (reason is not _OK and not exchange.denied) or exchange.grpc_status in GRPC_FAULTS
+        if not self.is_sampled and not is_failed:
+            return
         authority, identity = exchange.authority, exchange.identity
         host, port = ("", 0) if authority is None else (authority.host, authority.port)
         if self.attempts and reason.value in BROKEN_OFF and self.attempts[-1][2] < 0:
