@@ -6,7 +6,7 @@ counted. Source: GEP-4768, GEP-713.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -70,15 +70,15 @@ class TelemetryPolicies:
             self._made[policy.key] = self._compile(policy)
         return self._made[policy.key]
 
-    def statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
-        """The status of every policy."""
-        return {policy.key: self._status(policy, generations[policy.key]) for policy in self._policies}
+    def statuses(self, generations: Mapping[Key, int], served: Collection[Key]) -> dict[Key, Status]:
+        """The status of every policy, without Gateways that are not among those `served` here: others tell of them."""
+        return {policy.key: self._status(policy, generations[policy.key], served) for policy in self._policies}
 
-    def collectors(self) -> Iterable[tuple[Key, Key]]:
-        """Each Gateway that a policy holds for, and the Service or Backend of its collector."""
+    def collectors(self, served: Collection[Key]) -> Iterable[tuple[Key, Key]]:
+        """Each of these Gateways that a policy holds for, and the Service or Backend of its collector."""
         for gateway, policy in self._holding.items():
             tracing = policy.spec.tracing
-            if tracing is not None and tracing.provider is not None:
+            if gateway in served and tracing is not None and tracing.provider is not None:
                 yield gateway, self._backends.backends.target_key(policy, tracing.provider.backend_ref)
 
     def _compile(self, policy: XTelemetryPolicy) -> TracingIR | None:
@@ -114,10 +114,12 @@ class TelemetryPolicies:
     def _target(self, policy: XTelemetryPolicy, ref: TelemetryTargetReference) -> Key:
         return (ref.group, ref.kind, ref.namespace or policy.namespace, ref.name)
 
-    def _status(self, policy: XTelemetryPolicy, generation: int) -> Status:
+    def _status(self, policy: XTelemetryPolicy, generation: int, served: Collection[Key]) -> Status:
         ancestors = ReferenceConditions("ancestors", generation)
         for ref in policy.spec.target_refs[:MAX_ANCESTORS]:
             target = self._target(policy, ref)
+            if target not in served and isinstance(self._resources.get(*target), Gateway):
+                continue
             conditions = ancestors.add(ref, namespace=target[2])
             refusal = _refusal(policy, ref)
             if refusal:

@@ -209,6 +209,15 @@ def test_a_target_that_cannot_be_is_refused(target: dict[str, str], reason: str)
     assert made.spec.listeners[0].tracing is None
 
 
+def test_nothing_is_said_of_gateways_of_others():
+    theirs = m.gateway(m.forward_listener(3129), name="theirs")
+    theirs["spec"]["gatewayClassName"] = "others"
+    others = m.manifest("gateway.networking.k8s.io/v1", "GatewayClass", "others", "", spec={"controllerName": "a/b"})
+    del others["metadata"]["namespace"]
+    policy = telemetry(targets=[{**GATEWAY, "name": "theirs"}, GATEWAY], provider={"backendRef": COLLECTOR})
+    assert conditions(compile_of(theirs, others, policy))["Accepted"][0] == "True"  # of ours, the only ancestor
+
+
 @pytest.mark.parametrize("name", ["Authorization", "cookie", "X-Api-Key"])
 def test_a_credential_never_becomes_an_attribute(name: str):
     attributes = [{"name": "a", "type": "Header", "headerName": name}]
