@@ -224,7 +224,7 @@ class _Run:
 
     @property
     def _gateways(self) -> Collection[Key]:
-        """Those that are served here."""
+        """The served Gateways."""
         return {plan.gateway.key for plan in self._plans}
 
     @property

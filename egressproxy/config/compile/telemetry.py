@@ -22,7 +22,7 @@ from egressproxy.config.resources.meta import GATEWAY_GROUP
 from egressproxy.config.resources.telemetry import SpanAttribute, TelemetryTargetReference, Tracing, XTelemetryPolicy
 from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.route import WeightedBackend
-from egressproxy.ir.telemetry import AttributeSource, CollectorIR, OtlpProtocol, SpanAttributeIR, TracingIR
+from egressproxy.ir.telemetry import AttributeSource, CollectorIR, OtlpProtocol, SpanAttributeIR, TracingIR, is_of_spans
 from egressproxy.model.fields import CREDENTIAL_FIELDS
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
@@ -37,6 +37,8 @@ _NO_SCOPES: Final = LimitScopes("", "", "")
 _GRPC_PORT: Final = 4317
 _OF_GRPC: Final = frozenset({Protocol.GRPC, Protocol.H2C, Protocol.HTTP2})
 _SECRET_FIELDS: Final = frozenset((*CREDENTIAL_FIELDS, "cookie", "set-cookie", "proxy-authorization"))
+#: Attributes of spans of one kind alone.
+_NOT_COPIED: Final = frozenset(("url.full", "client.port"))
 _SOURCES: Final = {each.value: each for each in AttributeSource}
 
 
@@ -181,7 +183,7 @@ def _tracing(collector: CollectorIR, tracing: Tracing, policy: XTelemetryPolicy,
         continues=annotations.get(CONTEXT) != "Restart",
         keeps_errors=annotations.get(ON_ERROR) == "true",
         span_name=tracing.span_name or "",
-        attributes=tuple(_attribute(each) for each in tracing.attributes if not _is_secret(each)),
+        attributes=tuple(_attribute(each) for each in tracing.attributes if not _why_useless(each)),
     )
 
 
@@ -190,8 +192,15 @@ def _attribute(written: SpanAttribute) -> SpanAttributeIR:
     return SpanAttributeIR(written.name, _SOURCES[written.type], value)
 
 
-def _is_secret(written: SpanAttribute) -> bool:
-    return (written.header_name or "").lower() in _SECRET_FIELDS
+def _why_useless(written: SpanAttribute) -> str:
+    """Why no span gets this attribute; "" if they do."""
+    if (written.header_name or "").lower() in _SECRET_FIELDS:
+        return f"{written.header_name} may hold a credential"
+    if is_of_spans(written.name):
+        return "spans have one of that name"
+    if written.attribute_key and (not is_of_spans(written.attribute_key) or written.attribute_key in _NOT_COPIED):
+        return f"{written.attribute_key} cannot be repeated"
+    return ""
 
 
 def _spoken_to(found: WeightedBackend) -> tuple[WeightedBackend, OtlpProtocol]:
@@ -215,8 +224,8 @@ def _sentence(made: TracingIR | None) -> str:
 def _notes(policy: XTelemetryPolicy) -> Iterable[str]:
     tracing = policy.spec.tracing
     for written in tracing.attributes if tracing is not None else ():
-        if _is_secret(written):
-            yield f"The attribute {written.name} does nothing: {written.header_name} may hold a credential."
+        if why := _why_useless(written):
+            yield f"The attribute {written.name} does nothing: {why}."
     annotations = policy.metadata.annotations
     for name, values in ((CONTEXT, ("Continue", "Restart")), (ON_ERROR, ("true", "false"))):
         if annotations.get(name, values[0]) not in values:

@@ -18,7 +18,7 @@ from egressproxy.model.exchange_trace import TRACE, ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead
 from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, logged_status
-from egressproxy.telemetry.tracing.attributes import BROKEN_OFF, GRPC_FAULTS
+from egressproxy.telemetry.tracing.attributes import BROKEN_OFF, GRPC_FAULTS, split_host
 from egressproxy.telemetry.tracing.context import (
     FLAGS_OF,
     IS_SAMPLED,
@@ -57,8 +57,8 @@ class OwnTracer(Tracer):
     """One for each listener."""
 
     __slots__ = (
-        "_bound", "_continues", "_keeps_errors", "_lines", "_parent_bound", "_settings", "contexts", "exporter",
-        "fields",
+        "_bound", "_continues", "_keeps_errors", "_lines", "_parent_bound", "_settings", "contexts", "copies",
+        "exporter", "fields",
     )  # fmt: skip
 
     def __init__(self, spec: TracingIR, exporter: SpanExporter) -> None:
@@ -78,6 +78,7 @@ class OwnTracer(Tracer):
         self._settings = SpanSettings(
             spec.span_name, of_kind[AttributeSource.LITERAL], of_kind[AttributeSource.ATTRIBUTE]
         )
+        self.copies = of_kind[AttributeSource.ATTRIBUTE]
         #: The attributes that header fields give, with the names of those.
         self.fields = tuple((name, field.encode()) for name, field in of_kind[AttributeSource.HEADER])
 
@@ -279,6 +280,10 @@ class Recording(ExchangeSpans, ExchangeTrace):
             known = {name for name, _ in self.headers or ()}
             of_answer = tuple(each for each in named if each[0] not in known)
             self.headers = (self.headers or []) + _read(of_answer, exchange.response.fields)
+        for name, key in self.tracer.copies:
+            value = self._value(key)
+            if value:
+                self.headers = [*(self.headers or ()), (name, value)]
         self.tracer.exporter.put_exchange(self)
         took_s, first_at, series = exchange.ended_at - exchange.started_at, exchange.first_byte_at, exchange.series
         exemplar = (self.trace_id, self.span_id, took_s, exchange.started_wall + took_s)
@@ -287,6 +292,18 @@ class Recording(ExchangeSpans, ExchangeTrace):
             series.show(FIRST_BYTE, exemplar)
         elif first_at != NEVER:
             series.show(FIRST_BYTE, (*exemplar[:2], first_at - exchange.started_at, exemplar[3]))
+
+    def _value(self, key: str) -> bytes:
+        """The value of an attribute of this exchange alone, for a copy; b"" for all others."""
+        if key == "url.path":
+            return self.path.removeprefix(b"-")
+        if key == "client.address":
+            return split_host(self.client, 0)[0].encode()
+        if key == "user_agent.original":
+            return self.user_agent
+        if key == "http.request.header.x-request-id":
+            return self.request_id
+        return str((self.details or {}).get(key, "")).encode()
 
 
 def _read(named: tuple[tuple[str, bytes], ...], fields: Fields) -> list[tuple[str, bytes]]:

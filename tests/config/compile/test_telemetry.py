@@ -226,6 +226,21 @@ def test_a_credential_never_becomes_an_attribute(name: str):
     assert f"The attribute a does nothing: {name} may hold a credential" in conditions(made)["Accepted"][2]
 
 
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        {"name": "url.path", "type": "Literal", "literalValue": "x"},
+        {"name": "egressproxy.route", "type": "Header", "headerName": "x"},
+        {"name": "a", "type": "Attribute", "attributeKey": "no.such"},
+        {"name": "a", "type": "Attribute", "attributeKey": "url.full"},
+    ],
+)
+def test_an_attribute_stands_once_in_a_span_and_repeats_one_that_is_there(attribute: dict[str, str]):
+    made = compile_of(telemetry(provider={"backendRef": COLLECTOR}, attributes=[attribute]))
+    assert tracing_of(made).attributes == ()
+    assert f"The attribute {attribute['name']} does nothing" in conditions(made)["Accepted"][2]
+
+
 def test_policies_of_the_gateway_add_nothing_to_requests_for_the_collector():
     """Else a credential for all backends of a Gateway would go to the collector, too."""
     injector = {
