@@ -254,12 +254,16 @@ class Recording(ExchangeSpans, ExchangeTrace):
 
     def end(self, exchange: Exchange) -> None:
         status, reason = exchange.status or logged_status(exchange), exchange.reason
-        is_failed = status >= 500 or (reason is not _OK and not exchange.denied) or exchange.grpc_status in GRPC_FAULTS
-        if not self.is_sampled and not is_failed:
+        if (
+            not self.is_sampled
+            and status < 500
+            and (reason is _OK or exchange.denied)
+            and exchange.grpc_status not in GRPC_FAULTS
+        ):
             return
         authority, identity = exchange.authority, exchange.identity
         host, port = ("", 0) if authority is None else (authority.host, authority.port)
-        if self.attempts and reason.value in BROKEN_OFF and self.attempts[-1][2] < 0:
+        if reason is not _OK and reason.value in BROKEN_OFF and self.attempts and self.attempts[-1][2] < 0:
             span_id, began, ended, path, facts = self.attempts[-1]
             self.attempts[-1] = (span_id, began, ended, path, (*facts[:6], reason.value))
         self.facts = (
