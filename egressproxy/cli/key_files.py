@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -75,6 +77,11 @@ def add_entry(path: Path, secret: str, entry: str, record: str) -> None:
         return
     if not path.parent.is_dir():
         raise KeyFileError(f"{path}: there is no folder {path.parent}: make it first")
+    with _alone(path.parent):
+        _add_to_manifest(path, secret, entry, record)
+
+
+def _add_to_manifest(path: Path, secret: str, entry: str, record: str) -> None:
     if not path.exists():
         _write(path, new_manifest(secret if "/" in secret else f"default/{secret}", entry, record))
         return
@@ -104,20 +111,38 @@ def add_entry(path: Path, secret: str, entry: str, record: str) -> None:
 
 def remove_entry(path: Path, entry: str) -> None:
     """Remove a record from the Secrets of a manifest, or the file of it from a folder. Raises KeyFileError, OSError."""
-    found = [each for each in entries(path) if each.name == entry]
+    found = {each.file: each.end for each in entries(path) if each.name == entry}
     if not found:
         raise KeyFileError(f"{path} has no key {entry}; `egressproxy keys list {path}` lists those that are there")
-    for file in {each.file for each in found}:
-        ours = [each for each in found if each.file == file]
-        if not ours[0].end:
+    for file, end in found.items():
+        if not end:
             file.unlink()
             continue
-        if any(each.end == _IN_FLOW for each in ours):
-            raise KeyFileError(f"{file}: write the Secret {ours[0].secret} in block style, a line for each entry")
-        lines = file.read_text().splitlines(keepends=True)
-        for each in sorted(ours, key=lambda one: -one.first):
-            del lines[each.first : each.end]
-        _write(file, "".join(lines))
+        with _alone(file.parent):
+            _remove_from_manifest(file, entry)
+
+
+def _remove_from_manifest(file: Path, entry: str) -> None:
+    ours = [each for each in _entries_of(file) if each.name == entry]
+    if any(each.end == _IN_FLOW for each in ours):
+        raise KeyFileError(f"{file}: write the Secret {ours[0].secret} in block style, a line for each entry")
+    lines = file.read_text().splitlines(keepends=True)
+    for each in sorted(ours, key=lambda one: -one.first):
+        del lines[each.first : each.end]
+    _write(file, "".join(lines))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time reads and writes here: else a key that one revokes comes back with what another has read.
+    Raises OSError.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _entries_of(path: Path) -> Iterator[Entry]:

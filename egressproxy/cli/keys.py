@@ -44,7 +44,10 @@ def _expires(_: click.Context, __: click.Parameter, value: str | None) -> str:
         moment = None
     if moment is None:
         raise click.BadParameter(f"{value}: write 30d, 12h, or a time such as 2027-01-31T00:00:00Z")
-    return rfc3339((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp())
+    ends = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    if ends <= time():
+        raise click.BadParameter(f"{value} is over: write a time to come")
+    return rfc3339(ends)
 
 
 @command.command("new", short_help="Make a key.")

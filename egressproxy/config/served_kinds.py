@@ -59,8 +59,8 @@ HARMLESS_POLICIES: Final = frozenset({"XBackendTrafficPolicy", "XTelemetryPolicy
 
 
 def is_experiment(group: str) -> bool:
-    """Whether a group is one of Kubernetes' experiments."""
-    return f".{group}".endswith(".x-k8s.io")
+    """Whether a group is one of Kubernetes' experiments, or the one that AGENTIC graduates to."""
+    return f".{group}".endswith(".x-k8s.io") or group == AGENTIC.replace("x-", "")
 
 
 #: An internal kind among the objects of a cluster: the kinds that are read. No API server has it.

@@ -126,8 +126,8 @@ class CredentialRenewed(NextAttempt):
 
     outcome = "credential_renewed"
 
-    def __init__(self) -> None:
-        super().__init__("its credential was refused, and is renewed; repeat the request")
+    def __init__(self, why: str = "its credential was refused, and is renewed; repeat the request") -> None:
+        super().__init__(why)
 
 
 class UnusableReference(ValueError):

@@ -6,6 +6,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
@@ -110,7 +111,7 @@ class Port:
     extended_connect: bool = field(init=False)  # every listener of HTTP has it
     trust_domains: tuple[str, ...] = field(init=False)  # whose SPIFFE ids are believed
     certificates: CertificateTable | None = field(init=False)  # who shows which others
-    credentials: re.Pattern[bytes] | None = field(init=False)  # fields of some listener that show tokens, or keys
+    without_credentials: Callable[[bytes], bytes] | None = field(init=False)  # trailers without tokens and keys
     senders: AddressTable | None = field(init=False)  # who says in a PROXY header whose a connection is
     terms: tuple[object, ...] = field(init=False)
 
@@ -133,9 +134,8 @@ class Port:
             self.trust_domains = clients.trust_domains
             self.certificates = CertificateTable(clients.known) if clients.known else None
         names = token_fields(self.listeners)
-        self.credentials = every_spelling(names) if names else None
-        if self.credentials is not None and "x-api-key" in names:  # API keys go in no other field either
-            self.credentials = re.compile(self.credentials.pattern + rb"|\r\n[^\r]*egk_[^\r]*", re.IGNORECASE)
+        lines = every_spelling(names)
+        self.without_credentials = partial(_without_credentials, lines, "x-api-key" in names) if names else None
         networks = senders_of(self.listeners)
         self.senders = AddressTable((AddressClientIR(networks, "-", "-"),)) if networks else None
         self.terms = (
@@ -207,6 +207,15 @@ def token_fields(listeners: Sequence[ActiveListener]) -> tuple[str, ...]:
     if any(each.api_keys is not None for each in rules):
         names.update(CREDENTIAL_FIELDS)
     return tuple(sorted(names))
+
+
+def _without_credentials(lines: re.Pattern[bytes], takes_keys: bool, trailers: bytes) -> bytes:
+    left = lines.sub(b"", trailers)
+    if takes_keys:  # which go in no other field either
+        from egressproxy.identity.api_keys import without_keys  # here: few listeners take API keys
+
+        left = without_keys(left)
+    return left
 
 
 def strictest_limits(each: Sequence[LimitsIR]) -> LimitsIR:

@@ -229,13 +229,18 @@ def _is_key_in_base64(text: bytes) -> bool:
 def drop_hidden_keys(head: RequestHead) -> bool:
     """Whether a request shows a key in a place where `take_keys` reads none; then that place is empty."""
     fields = head.fields
-    if not has_key(b"\n".join((head.target, head.via, head.upgrade, fields.block))):
+    if not has_key(b"\n".join((head.target, head.host, head.via, head.upgrade, fields.block))):
         return False
-    fields.block = b"".join(b"\r\n" + line for line in fields.block.split(b"\r\n")[1:] if not has_key(line))
+    fields.block = without_keys(fields.block)
     head.via = head.upgrade = b""
     if has_key(head.target):
         head.path = head.target = b"/"
     return True
+
+
+def without_keys(block: bytes) -> bytes:
+    """The lines of fields that have no key."""
+    return b"".join(b"\r\n" + line for line in block.split(b"\r\n")[1:] if not has_key(line))
 
 
 def client_of_key(key: ApiKeyIR) -> CallerIdentity:

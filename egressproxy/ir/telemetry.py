@@ -10,6 +10,21 @@ from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.secret import SecretBytes
 
 SERVICE_NAME: Final = "egressproxy"
+#: Attributes of each span that are the gateway's, beside `egressproxy.…`.
+_OF_SPANS: Final = frozenset((
+    "http.request.method", "http.request.method_original", "http.request.resend_count", "http.response.status_code",
+    "http.request.header.x-request-id", "url.scheme", "url.path", "url.full", "server.address", "server.port",
+    "client.address", "client.port", "network.peer.address", "network.peer.port", "user_agent.original", "error.type",
+    "rpc.system.name", "rpc.response.status_code", "gen_ai.operation.name", "gen_ai.provider.name",
+    "gen_ai.request.model", "gen_ai.response.model", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens",
+    "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_creation.input_tokens",
+    "gen_ai.response.time_to_first_chunk",
+))  # fmt: skip
+
+
+def is_of_spans(name: str) -> bool:
+    """Whether spans have an attribute of this name without a policy."""
+    return name in _OF_SPANS or name.startswith("egressproxy.")
 
 
 class Signal(str, Enum):

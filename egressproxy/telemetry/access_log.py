@@ -298,7 +298,7 @@ class AccessLog:
                 rest = f'{rest[:-2]},"grpc_status":"{GRPC_NAMES[exchange.grpc_status]}"}}\n'
             trace: ExchangeTrace | None = exchange.trace
             if trace is not None:
-                rest = f"{rest[:-2]},{trace.log_text}}}\n"
+                return f"{self._moment}{shared}{rest[:-2]},{trace.log_text}}}\n"
             return self._moment + shared + rest
         return self._explained(exchange)
 

@@ -40,7 +40,7 @@ REMEDIES: Final = {
     Reason.BYTE_RATE: "raise the limit in limits.bytes, or let the client wait as Retry-After says",
     Reason.COST_LIMIT: "raise the limit in limits.cost, or let the client wait for the next day or month",
     Reason.CONCURRENCY: "raise the limit in limits.concurrency, or let the client wait as Retry-After says",
-    Reason.BODY_TOO_LARGE: "raise limits.maxBodyBytes or maxBufferedBytes, or the maxBodyBytes of the filter",
+    Reason.BODY_TOO_LARGE: "raise maxBodyBytes or maxBufferedBytes of limits or of the filter, or forwardBody.maxSize",
     Reason.TUNNEL_LIMIT: "raise limits.tunnels",
     Reason.CONNECTION_LIMIT: "raise limits.connections or limits.connectionsPerClient, or find the client with many",
     Reason.QUEUE_FULL: "find the client with many requests at once, and check that the backend answers",

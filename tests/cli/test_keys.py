@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from egressproxy.cli import key_files
 from egressproxy.cli.main import main
 from egressproxy.identity.api_keys import digest_of, new_key, new_record
 
@@ -111,6 +114,26 @@ def test_a_revoked_key_leaves_the_file_and_all_else_stays(tmp_path: Path):
     assert f"has no key {entry}" in done.output
 
 
+def test_files_are_changed_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A key that one revokes would come back with what another has read before."""
+    file, written = tmp_path / "keys.yaml", []
+    file.write_text(FILE)
+    write = key_files._write
+
+    def checked(path: Path, text: str) -> None:
+        folder = os.open(path.parent, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.close(folder)
+        written.append(path)
+        write(path, text)
+
+    monkeypatch.setattr(key_files, "_write", checked)
+    assert keys("new", "--name", "ci", "--secret", "egress/keys", "--secret-file", file).exit_code == 0
+    assert keys("revoke", "old-123456", tmp_path).exit_code == 0
+    assert written == [file, file]
+
+
 def test_what_a_cluster_gives_is_read_and_revoked(tmp_path: Path):
     """The `data` of `kubectl get secret -o yaml`."""
     file = tmp_path / "keys.yaml"
@@ -201,6 +224,7 @@ def test_a_malformed_record_is_reported_and_the_others_are_listed(tmp_path: Path
     ("arguments", "says"),
     [
         (["--expires", "soon"], "write 30d, 12h"),
+        (["--expires", "2020-01-31"], "2020-01-31 is over"),
         (["--service-account", "robot"], "serviceAccount without namespace"),
         (["--prefix", "a b"], "letters, digits and -"),
         (["--secret", "others", "--secret-file", "FILE"], "has no Secret others"),

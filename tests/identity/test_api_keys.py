@@ -12,6 +12,7 @@ import pytest
 from egressproxy.identity.api_keys import (
     ApiKeys,
     MalformedRecord,
+    drop_hidden_keys,
     new_key,
     new_record,
     read_record,
@@ -20,7 +21,7 @@ from egressproxy.identity.api_keys import (
 )
 from egressproxy.identity.credentials import CredentialRefused
 from egressproxy.model.fields import Fields
-from egressproxy.model.message import RequestHead
+from egressproxy.model.message import Hop, RequestHead
 
 KEY = "egk_A2g12WFeXrHS40rfJ5fsf9iuCKCD1eB7jR5FJhUwYhA"  # not random: parameters of tests have it
 SHOWN = KEY.encode()
@@ -122,6 +123,11 @@ def test_a_key_leaves_the_query_in_each_spelling(path: bytes, left: bytes):
     request = head(path % (SHOWN[1:] if b"%%65" in path else SHOWN))
     assert take_keys(request) == {SHOWN}
     assert (request.path, request.target) == (left, left)
+
+
+def test_a_key_in_the_authority_of_http2_is_one_that_nobody_reads():
+    assert drop_hidden_keys(RequestHead(b"GET", b"/", Fields(), Hop(host=SHOWN + b".example")))
+    assert not drop_hidden_keys(RequestHead(b"GET", b"/", Fields(), Hop(host=b"egk.example")))
 
 
 def test_a_key_is_found_by_its_digest_and_until_its_end():

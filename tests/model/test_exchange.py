@@ -148,12 +148,12 @@ def test_a_copy_has_every_field_of_an_exchange():
     )
     x.response = response(201)
     values = {
-        "addresses": (ip_address("192.0.2.1"),), "attempts": 2, "backend_is_secure": True,
+        "addresses": (ip_address("192.0.2.1"),), "attempt_span_id": b"1", "attempts": 2, "backend_is_secure": True,
         "backend_origin": BackendOrigin("a.example", 443, True), "bytes_in": 3, "bytes_out": 4, "denied": True,
         "detail": "detail", "first_byte_at": 5.0, "grpc_status": 6, "is_tunnel": True,
         "max_body_bytes": 7, "path_prefix": b"/p", "reason": Reason.INTERNAL, "route": "agents/r",
         "rule": "rule", "series": object(), "started_wall": 8.0, "state": {StateSlot("a"): 1}, "status": 201,
-        "upstream": "192.0.2.1:443", "upstream_host": b"a.example", "would_deny": [Reason.NO_ROUTE],
+        "trace": object(), "upstream": "192.0.2.1:443", "upstream_host": b"a.example", "would_deny": [Reason.NO_ROUTE],
     }  # fmt: skip
     for name, value in values.items():
         setattr(x, name, value)

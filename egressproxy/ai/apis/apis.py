@@ -69,6 +69,8 @@ _OPENAI_KINDS: Final = {
     b"embeddings": Api.OPENAI_EMBEDDINGS,
     b"responses": Api.OPENAI_RESPONSES,
 }
+#: Ends of paths at which tokens are counted, of requests in these APIs.
+_COUNTS: Final = {b"/v1/messages/count_tokens": Api.ANTHROPIC, b"/responses/input_tokens": Api.OPENAI_RESPONSES}
 _SLASHES = re.compile(rb"//+")
 _PARAMETERS = re.compile(rb";[^/]*")
 #: Bytes that stay as they are where a model is written into a path (RFC 3986 section 3.3). A colon does not: in
@@ -101,6 +103,12 @@ def operation_of(path: bytes) -> Operation | None:
     `usual_spelling`, and another case. `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
     """
     return _operation_at(path.partition(b"?")[0])  # without the query, in which Gemini's clients send keys
+
+
+def counted_api(path: bytes) -> Api | None:
+    """The API if a POST to this path asks how many tokens a request to it would have."""
+    plain = usual_spelling(path.partition(b"?")[0]).lower()
+    return next((api for end, api in _COUNTS.items() if plain.endswith(end)), None)
 
 
 def usual_spelling(path: bytes) -> bytes:

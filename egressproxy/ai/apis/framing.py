@@ -183,15 +183,18 @@ _BETWEEN: Final = b" \t\r\n,[]"
 
 
 class JsonArrayFraming:
-    """An array of objects. Bytes between elements belong to the next element."""
+    """An array of objects, or one object alone, as Gemini tells an error. Bytes between elements belong to the next
+    element.
+    """
 
-    __slots__ = ("_begin", "_buffer", "_depth", "_in_string", "_scanned")
+    __slots__ = ("_begin", "_buffer", "_depth", "_in_string", "_level", "_scanned")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._scanned = 0
         self._begin = -1  # of the current element
-        self._depth = 0  # 1: inside of the array
+        self._depth = 0
+        self._level = -1  # the depth of elements: 1 inside of the array, 0 of an object alone
         self._in_string = False
 
     @property
@@ -224,12 +227,16 @@ class JsonArrayFraming:
             elif mark == b'"':
                 self._in_string = True
             elif mark in (b"{", b"["):
+                if self._level < 0:
+                    self._level = int(mark == b"[")
+                elif self._level == self._depth == 0:
+                    raise Unreadable("the stream goes on behind its only object")
                 self._depth += 1
-                if self._depth == 2 and mark == b"{" and self._begin < 0:
+                if self._depth == self._level + 1 and mark == b"{" and self._begin < 0:
                     self._begin = match.start()
             elif mark in (b"}", b"]"):
                 self._depth -= 1
-                if self._depth == 1 and self._begin >= 0:
+                if self._depth == self._level and self._begin >= 0:
                     frames.append(self._cut(at, bytes(buffer[self._begin : at])))
                     at = 0
                 elif self._depth == 0 and mark == b"]":

@@ -111,6 +111,7 @@ class RealtimeMessages(ResponsesMessages):
     __slots__ = ("_create_id", "_has_begun", "_ids", "_is_text", "_part_is_text", "_sent_id", "model")
 
     def __init__(self, model: str) -> None:
+        super().__init__()
         self.model = model
         self._is_text = False
         self._part_is_text = False

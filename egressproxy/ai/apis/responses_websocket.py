@@ -26,6 +26,7 @@ _ENDS: Final = frozenset(("response.completed", "response.incomplete", "response
 _ERROR: Final = "error"
 #: The members of an event of the client that has no content.
 _OF_PROCESSED: Final = frozenset(("type", "response_id"))
+_STREAM_ID: Final = "stream_id"
 #: The most characters of an id.
 _MAX_ID: Final = 256
 #: Members that another reader of JSON may take for others, in lower case (`ai.apis.member_names`).
@@ -40,13 +41,21 @@ _BLANKS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
 class ResponsesMessages(MessageApi):
-    """The API; without a state of its own."""
+    """The API, of one WebSocket. Errors of a request have its `stream_id`, by which clients of several streams tell
+    them apart.
+    """
 
-    __slots__ = ()
+    __slots__ = ("_stream_id",)
+
+    def __init__(self) -> None:
+        self._stream_id = ""
 
     def kind_of(self, message: bytes) -> Work[MessageKind]:
+        self._stream_id = ""
         value = checked((yield from JsonMessage.parsing(message)))
-        type_ = value["type"]
+        type_, stream_id = value["type"], value.get(_STREAM_ID)
+        if type(stream_id) is str and len(stream_id) <= _MAX_ID:
+            self._stream_id = stream_id
         if type_ == _CREATE:
             if "response" in value:
                 raise Unreadable("the request stands in `response`, and not beside `type`")
@@ -97,6 +106,8 @@ class ResponsesMessages(MessageApi):
         value: dict[str, Any] = {
             "type": _ERROR, "status": status, "code": code, "message": message, "param": None, **told,
         }  # fmt: skip
+        if self._stream_id:
+            value[_STREAM_ID] = self._stream_id
         if retry_after_s > 0:
             value["headers"] = {"retry-after": str(retry_after_s)}
         return dumps(value)

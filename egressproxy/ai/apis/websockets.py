@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from egressproxy.ai.apis.apis import is_responses_websocket
 from egressproxy.ai.apis.responses_websocket import ResponsesMessages
 from egressproxy.filters.messages import MESSAGES, ask_for_messages
 from egressproxy.model.exchange import Exchange
-
-_MESSAGES: Final = ResponsesMessages()
 
 
 def asks_for_messages(exchange: Exchange, *, needs_them: bool = True) -> bool:
@@ -20,7 +16,7 @@ def asks_for_messages(exchange: Exchange, *, needs_them: bool = True) -> bool:
     if not request.upgrade:
         return False
     if is_responses_websocket(request.path, request.upgrade):
-        return ask_for_messages(exchange, _MESSAGES)
+        return ask_for_messages(exchange, ResponsesMessages())
     if not needs_them or b"realtime" not in request.path or request.upgrade.lower() != b"websocket":
         return False
     # Here, since few gateways see one.

@@ -28,7 +28,7 @@ from egressproxy.ai.backends.answers import (
 from egressproxy.ai.backends.endpoint import AiEndpoint, endpoint_of
 from egressproxy.ai.backends.model_field import find_model, with_model
 from egressproxy.ai.backends.provider_errors import ProviderCall, told_in_shape
-from egressproxy.ai.translation.apis import api_of, deployment_of, stream_type
+from egressproxy.ai.translation.apis import api_of, count_answer, deployment_of, stream_type
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, OfMessages, Phase
@@ -140,12 +140,13 @@ class AiCall(RequestAdapter, ErrorForm):
                     raise Untranslatable(
                         "", "a WebSocket is not translated, nor its models renamed: send plain requests"
                     )
-                if endpoint is not None and endpoint.translates_count(exchange.request.path):
-                    self.api, self._is_count = Api.ANTHROPIC, True
+                count_of = endpoint.translated_count(exchange.request.path) if endpoint is not None else None
+                if endpoint is not None and count_of is not None:
+                    self.api, self._is_count = count_of, True
                     whole = await self._collected(exchange, client, body, endpoint)
-                    counted = await in_turns(self._counted(exchange, endpoint, whole))
+                    counted = await in_turns(self._counted(exchange, endpoint, whole, count_of))
                     if counted is None:
-                        self.own_answer = await in_turns(self._estimated(exchange, whole))
+                        self.own_answer = await in_turns(self._estimated(exchange, whole, count_of))
                         return backend
                     self._sent = counted
                 elif endpoint is not None and self._needs_body(exchange, endpoint):
@@ -167,7 +168,7 @@ class AiCall(RequestAdapter, ErrorForm):
                     self._sent = _Sent(whole)  # it may be too long to be kept
                 return backend
 
-    def _counted(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent | None]:
+    def _counted(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes, source: Api) -> Work[_Sent | None]:
         """The request for a count in the provider's API, in turns; None if it has none, or none for such a request."""
         target = endpoint.counts_in()
         if target is None or b"content-encoding" in exchange.request.fields or len(body) > endpoint.max_body_bytes:
@@ -179,12 +180,12 @@ class AiCall(RequestAdapter, ErrorForm):
             if endpoint.renames and model is None:
                 named = yield from find_model(body)
                 model = endpoint.model_for(named.name) if named is not None else None
-            request = yield from translate_count(body, target, model, is_vertex=endpoint.is_vertex)
+            request = yield from translate_count(body, source, target, model, is_vertex=endpoint.is_vertex)
         except Untranslatable:
             return None
         return _Sent(request.body, request, request.client_model, request.sent_model)
 
-    def _estimated(self, exchange: Exchange, body: bytes) -> Work[LocalResponse]:
+    def _estimated(self, exchange: Exchange, body: bytes, source: Api) -> Work[LocalResponse]:
         """An estimate: clients that get no count compress their conversation too late. Raises Untranslatable."""
         if b"content-encoding" in exchange.request.fields:
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
@@ -192,7 +193,7 @@ class AiCall(RequestAdapter, ErrorForm):
             tokens = yield from AiRequest.of(body, (yield from AiRequest.parsing(body))).estimated_input_tokens()
         except Unreadable as error:
             raise Untranslatable("", f"the body cannot be read: {error}") from None
-        return LocalResponse(200, ((b"Content-Type", JSON),), b'{"input_tokens":%d}' % tokens)
+        return LocalResponse(200, ((b"Content-Type", JSON),), count_answer(source, tokens))
 
     async def narrow(
         self, exchange: Exchange, client: BodyClient, body: ReplayableBody | None, failover_state: FailoverState

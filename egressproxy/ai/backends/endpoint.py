@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from egressproxy.ai.apis.apis import Api
-from egressproxy.ai.translation.apis import COUNTING, VERTEX, api_of, count_path_at, counts_tokens, path_at
+from egressproxy.ai.apis.apis import Api, counted_api
+from egressproxy.ai.translation.apis import COUNTING, VERTEX, api_of, count_path_at, path_at
 from egressproxy.gateway.backends.provider_endpoint import ProviderEndpoint
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
@@ -78,9 +78,10 @@ class AiEndpoint(ProviderEndpoint):
         """The path of a request for this model in `api`."""
         return path_at(api, self.prefix, self.azure_version, model, is_stream=is_stream)
 
-    def translates_count(self, path: bytes) -> bool:
-        """Whether a POST to this path asks for a count of tokens of a provider that serves other APIs alone."""
-        return bool(self.apis) and Api.ANTHROPIC not in self.apis and counts_tokens(path)
+    def translated_count(self, path: bytes) -> Api | None:
+        """The API if a POST to this path asks for a count of its tokens, and the provider serves others alone."""
+        api = counted_api(path) if self.apis else None
+        return None if api in self.apis else api
 
     def counts_in(self) -> Api | None:
         """The API in which the provider counts the tokens of a translated request; None if it does not."""
@@ -119,7 +120,7 @@ class AiEndpoint(ProviderEndpoint):
     def _becomes(self, path: bytes) -> str:
         api = api_of(path) if path else None
         target = self.api_for(api)
-        if self.translates_count(path):
+        if self.translated_count(path) is not None:
             counting = self.counts_in()
             if counting is None:
                 return "a count of tokens is estimated by the gateway"

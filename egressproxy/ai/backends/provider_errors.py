@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from egressproxy.ai.apis.apis import Api, operation_of
+from egressproxy.ai.apis.apis import Api, counted_api, operation_of
 from egressproxy.ai.apis.errors import error_fields, error_in_stream, error_object
 from egressproxy.ai.apis.hosts import api_of_host
 from egressproxy.ai.apis.shared import is_post
@@ -58,8 +58,9 @@ def provider_call(exchange: Exchange, backends: Sequence[RouteBackend]) -> Provi
     head = exchange.request
     if is_post(exchange) and media_type(head.fields) == JSON:
         operation = operation_of(head.path)
-        if operation is not None:
-            return ProviderCall(operation.api)
+        called = operation.api if operation is not None else counted_api(head.path)
+        if called is not None:
+            return ProviderCall(called)
     for backend in backends:
         endpoint = endpoint_of(backend)
         if endpoint is not None and endpoint.apis:

@@ -189,7 +189,7 @@ class AccessPolicy(Filter):
         if not denied:
             return data
         answers = [
-            self._error(message, why or "the batch has another message that is not allowed")
+            _error(message, self._source, why or "the batch has another message that is not allowed")
             for message, (_, why) in zip(messages, found, strict=True)
             if type(message) is dict and "id" in message
         ]
@@ -199,16 +199,29 @@ class AccessPolicy(Filter):
         exchange.detail = denied
         return LocalResponse(200, _JSON, json.dumps(answers if is_batch else answers[0]).encode())
 
-    def _error(self, message: dict[str, Any], why: str) -> dict[str, Any]:
-        number = message["id"]
-        about = {"reason": Reason.ACCESS_DENIED.value, "rule": self._source, "detail": why}
-        error = {"code": FORBIDDEN, "message": _FORBIDDEN_MESSAGE, "data": about}
-        return {"jsonrpc": "2.0", "id": number if type(number) in (str, int) else None, "error": error}
-
     def _refusal(self, why: str, *, counts: bool = True) -> Rejected:
         if counts:
             self._decisions.add(1, "-", "denied")
         return Rejected(f"{self._source} does not allow this request: {why}", reason=Reason.ACCESS_DENIED)
+
+
+def forbidden(data: bytes, source: str) -> LocalResponse | None:
+    """The error of JSON-RPC for a call that the authorization server of a policy denies; None for any other body."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if type(message) is not dict or "jsonrpc" not in message or "id" not in message:
+        return None
+    error = _error(message, source, "denied by the authorization server", Reason.EXT_AUTH_DENIED)
+    return LocalResponse(200, _JSON, json.dumps(error).encode())
+
+
+def _error(message: dict[str, Any], source: str, why: str, reason: Reason = Reason.ACCESS_DENIED) -> dict[str, Any]:
+    number = message["id"]
+    about = {"reason": reason.value, "rule": source, "detail": why}
+    error = {"code": FORBIDDEN, "message": _FORBIDDEN_MESSAGE, "data": about}
+    return {"jsonrpc": "2.0", "id": number if type(number) in (str, int) else None, "error": error}
 
 
 ACCESS_POLICY = FilterType(

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
 
-from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.apis.apis import Api, counted_api
 from egressproxy.ai.apis.message import SCANNED_AT_ONCE
 from egressproxy.ai.apis.request import AiRequest
 from egressproxy.ai.apis.shared import (
     ask_for_model,
+    is_post,
     operation,
     remedy_of_unseen,
     request_view,
@@ -150,12 +151,12 @@ class ModelPolicy(Filter):
             raise self._unreadable(
                 exchange, "a tunnel, whose content is not read" if exchange.is_tunnel else "an upgrade"
             )
-        is_known = operation(exchange) is not None if head.body else head.method in _READING
+        is_known = _is_asked(exchange) if head.body else head.method in _READING
         if not is_known:
             raise self._unreadable(exchange, "no request to a model that is known")
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
-        return BodyMode.BUFFER if operation(exchange) is not None and not exchange.request.upgrade else None
+        return BodyMode.BUFFER if not exchange.request.upgrade and _is_asked(exchange) else None
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
         """Check the request, and forward it as changed by the policy. Raises Rejected."""
@@ -184,7 +185,8 @@ class ModelPolicy(Filter):
         if (yield from self._route(exchange, view)):
             result = "routed"
         self._judge(exchange, view)
-        self._bound(exchange, view)
+        if operation(exchange) is not None:
+            self._bound(exchange, view)
         self._requests.add(1, exchange.route, result)
         return (yield from view.writing())
 
@@ -216,7 +218,9 @@ class ModelPolicy(Filter):
             ):
                 raise self._denied(exchange, f"model {model[:_SHOWN]!r} is not allowed", 403)
             if granted is not None and not any(fnmatchcase(model, pattern) for pattern in granted):
-                raise self._denied(exchange, f"the client's API key is not for model {model[:_SHOWN]!r}", 403)
+                error = self._denied(exchange, f"the client's API key is not for model {model[:_SHOWN]!r}", 403)
+                error.rule = f"API key {exchange.identity.grant.entry}"  # type: ignore[union-attr]  # it has models
+                raise error
 
     def _bound(self, exchange: Exchange, view: AiRequest) -> None:
         config = self._config
@@ -251,6 +255,11 @@ class ModelPolicy(Filter):
     def _denied(self, exchange: Exchange, message: str, status: int, result: str = "denied") -> Rejected:
         self._requests.add(1, exchange.route, result)
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.MODEL_DENIED)
+
+
+def _is_asked(exchange: Exchange) -> bool:
+    """Whether a request to a model is read: also one that only has its tokens counted, which has no bounds."""
+    return operation(exchange) is not None or (is_post(exchange) and counted_api(exchange.request.path) is not None)
 
 
 def _granted(exchange: Exchange) -> tuple[str, ...] | None:

@@ -314,8 +314,8 @@ class ToolPins:
         deviating.discard(name)
         if len(definition.text) <= MAX_KEPT and len(self._good) < MAX_TOOLS:
             self._good[backend, name] = definition.members
-        self._mark(backend, name, deviates=False)
-        if self._told.pop((backend, name), None) is not None:
+        was_told = self._told.pop((backend, name), None) is not None
+        if self._mark(backend, name, deviates=False) or was_told:
             self._notices.normal("ToolAsPinned", f"{where} is as it was pinned")
         return True
 
@@ -413,10 +413,11 @@ class ToolPins:
             self._found.add(1, "call", "denied" if self._enforces else "reported")
         return why if self._enforces else ""
 
-    def _mark(self, backend: str, name: str, *, deviates: bool) -> None:
+    def _mark(self, backend: str, name: str, *, deviates: bool) -> bool:
+        """False: it did not deviate before, and does not now."""
         table, now = self._deviating, monotonic()
         if not deviates and not self._is_marked(backend, name):
-            return
+            return False
         self._unkept.discard((backend, name))
         with table.lock:
             at = table.find(table.key(f"{backend}\0{name}".encode("utf-8", "replace")), now)
@@ -424,6 +425,7 @@ class ToolPins:
                 table.cells[at], table.cells[at + 1] = (now + _YEARS, 1.0) if deviates else (0.0, 0.0)
             elif deviates:
                 self._unkept.add((backend, name))
+        return True
 
     def _is_marked(self, backend: str, name: str) -> bool:
         if (backend, name) in self._unkept:

@@ -246,7 +246,7 @@ class ToolPolicy(Filter):
                 answers.append(self._rpc_error(message, why or "the batch has another message that is not allowed"))
                 yield
         if not answers:  # notifications are not answered
-            raise self._refusal(next(denial for denial in denials if denial))
+            raise Rejected(next(denial for denial in denials if denial))
         body = yield from dumping(answers if is_batch else answers[0])
         return LocalResponse(200, ((b"Content-Type", b"application/json"),), body)
 
@@ -483,4 +483,5 @@ TOOL_PINS = FilterType(
     summary="Pins the tools of an MCP server by the hashes of their definitions, and tells what changes.",
     machine_field=lambda config: "learnFile" if config.learn_file is not None else "",
     machine_problem=file_problem,
+    is_shared=True,
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote
 
-from egressproxy.ai.apis.apis import Api, operation_of, usual_spelling
+from egressproxy.ai.apis.apis import Api, operation_of
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.model.fields import EVENT_STREAM
 
@@ -55,7 +55,6 @@ REQUIRED_FIELDS: Final[Mapping[Api, tuple[tuple[bytes, bytes], ...]]] = {
 COUNTING: Final = frozenset((Api.GEMINI, Api.BEDROCK_CONVERSE))
 #: In the prefix of Vertex AI, whose requests for counts have another form than those of the Gemini API.
 VERTEX: Final = b"/publishers/"
-_COUNT_TOKENS: Final = b"/v1/messages/count_tokens"
 
 #: Fields of requests and answers that mean something to one provider: credentials, accounts, versions, limits, ids.
 _OF_ONE_API = re.compile(
@@ -123,9 +122,10 @@ def path_at(api: Api, prefix: bytes, azure_version: str, model: str, *, is_strea
     return begin + DEFAULT_PATHS[api].removeprefix(DEFAULT_PREFIXES[api])
 
 
-def counts_tokens(path: bytes) -> bool:
-    """Whether a POST to this path asks how many tokens a request to Anthropic's messages would have."""
-    return usual_spelling(path.partition(b"?")[0]).lower().endswith(_COUNT_TOKENS)
+def count_answer(api: Api, tokens: int) -> bytes:
+    """The answer to a request of this API for a count of tokens."""
+    kind = b'"object":"response.input_tokens",' if api is Api.OPENAI_RESPONSES else b""
+    return b'{%b"input_tokens":%d}' % (kind, tokens)
 
 
 def stream_type(api: Api) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 from egressproxy.ai.translation.conversation import (
@@ -12,6 +13,7 @@ from egressproxy.ai.translation.conversation import (
     Effort,
     Image,
     OutputFormat,
+    RefusalText,
     Role,
     Text,
     Tool,
@@ -35,6 +37,8 @@ _MEDIA_TYPES: Final = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "
 _ESCAPES: Final = (("%2B", "+"), ("%2F", "/"), ("%3D", "="), ("%0A", ""), ("%0D", ""), ("%20", ""))
 _MOST_ESCAPES: Final = 200_000
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
+#: An id of a call that Anthropic and every model of Bedrock take; other providers have `functions.look:0`, too.
+_CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _BLANKS: Final = b" \t\r\n\f\v"
 _UNUSUAL: Final = "-_" + _BLANKS.decode()
 
@@ -86,6 +90,16 @@ def _base64(data: str) -> str:
 def data_url(image: Image) -> str:
     """The one string with which OpenAI's APIs name an image."""
     return image.url or f"data:{image.media_type};base64,{image.data}"
+
+
+def call_id(ident: str) -> str:
+    """This id of a call, or else one that stands for it in every request."""
+    return ident if _CALL_ID.fullmatch(ident) else f"call_{blake2b(ident.encode(), digest_size=12).hexdigest()}"
+
+
+def said(parts: Iterable[T]) -> list[T]:
+    """The parts that say something: Anthropic and Bedrock refuse texts of blanks alone."""
+    return [part for part in parts if not isinstance(part, Text | RefusalText) or part.text.strip()]
 
 
 def only_texts(parts: Iterable[ContentPart], holder: str) -> list[Text]:

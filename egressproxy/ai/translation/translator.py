@@ -16,6 +16,7 @@ from egressproxy.ai.translation.anthropic import answers as anthropic_answers
 from egressproxy.ai.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.ai.translation.anthropic import request_writer as anthropic_writer
 from egressproxy.ai.translation.anthropic.streams import MessageStreamReader, MessageStreamWriter
+from egressproxy.ai.translation.apis import count_answer
 from egressproxy.ai.translation.bedrock import answers as bedrock_answers
 from egressproxy.ai.translation.bedrock import request_writer as bedrock_writer
 from egressproxy.ai.translation.bedrock.answers import ConverseEvents, ConverseStreamReader
@@ -151,18 +152,18 @@ def translate_request(
 
 
 def translate_count(
-    body: bytes, target: Api, model: str | None = None, *, is_vertex: bool = False
+    body: bytes, source: Api, target: Api, model: str | None = None, *, is_vertex: bool = False
 ) -> Work[TranslatedRequest]:
-    """A request of Anthropic for a count of tokens in another API of `COUNTING`, in turns. Fields that only tune do not
-    count. Raises Untranslatable as `translate_request`.
+    """A request for a count of tokens in another API of `COUNTING`, in turns. Fields that only tune do not count.
+    Raises Untranslatable as `translate_request`.
     """
     try:
         value = yield from reading(body)
     except Unreadable as error:
         raise Untranslatable("", f"the body cannot be translated: {error}") from None
-    if type(value) is dict:
+    if type(value) is dict and source is Api.ANTHROPIC:
         value = {**value, "max_tokens": 1}
-    conversation = yield from anthropic_reader.read_request(value, Losses.of(Api.ANTHROPIC))
+    conversation = yield from _REQUEST_READERS[source](value, Losses.of(source))
     yield
     sent_model = model or conversation.model
     written = yield from _REQUEST_WRITERS[target](conversation, sent_model)
@@ -172,7 +173,7 @@ def translate_count(
     elif not is_vertex:
         asked = {"generateContentRequest": {"model": f"models/{sent_model.removeprefix('models/')}", **asked}}
     return TranslatedRequest(
-        source=Api.ANTHROPIC,
+        source=source,
         target=target,
         body=(yield from dumping(asked)) if len(body) > _LONG else dumps(asked),
         is_stream=False,
@@ -217,7 +218,8 @@ class ResponseTranslator:
             if type(value) is not dict:
                 raise BadAnswer("it is not an object")
             if self._request.is_count:
-                return status, dumps({"input_tokens": needed_count(value, _TOTALS[self._request.target])})
+                tokens = needed_count(value, _TOTALS[self._request.target])
+                return status, count_answer(self._request.source, tokens)
             answer = _ANSWER_READERS[self._request.target](value)
             if not answer.model:
                 answer = replace(answer, model=self._request.sent_model)

@@ -209,7 +209,7 @@ class _Run:
         parents = Parents(self._plans, self.references)
         for route in sorted(self._all_routes(), key=age_of):
             self._attach(route, parents)
-        for gateway_key, target in self._telemetry.collectors():
+        for gateway_key, target in self._telemetry.collectors(self._gateways):
             self._tls_policies.note_use(gateway_key, (target,))
         return tuple(
             self._traced(self._listeners.listener(gateway, plan, self._served[plan]), gateway.gateway.key)
@@ -221,6 +221,11 @@ class _Run:
     def _traced(self, listener: ListenerIR, gateway: Key) -> ListenerIR:
         tracing = self._telemetry.of_gateway(gateway)
         return listener if tracing is None else replace(listener, tracing=tracing)
+
+    @property
+    def _gateways(self) -> Collection[Key]:
+        """The served Gateways."""
+        return {plan.gateway.key for plan in self._plans}
 
     @property
     def users(self) -> Mapping[Key, Collection[Key]]:
@@ -275,7 +280,7 @@ class _Run:
         statuses.update(self._policies.statuses(self._generations, self._extensions.faults, parents))
         statuses.update(self._policies.access_statuses(self._generations))
         statuses.update(self._pipelines.statuses(self._generations))
-        statuses.update(self._telemetry.statuses(self._generations))
+        statuses.update(self._telemetry.statuses(self._generations, self._gateways))
         state_kept(statuses, self.references.kept, self._generations)
         state_unread(statuses, self._resources, self._generations)
         return statuses

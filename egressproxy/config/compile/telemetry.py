@@ -6,7 +6,7 @@ counted. Source: GEP-4768, GEP-713.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -22,7 +22,7 @@ from egressproxy.config.resources.meta import GATEWAY_GROUP
 from egressproxy.config.resources.telemetry import SpanAttribute, TelemetryTargetReference, Tracing, XTelemetryPolicy
 from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.route import WeightedBackend
-from egressproxy.ir.telemetry import AttributeSource, CollectorIR, OtlpProtocol, SpanAttributeIR, TracingIR
+from egressproxy.ir.telemetry import AttributeSource, CollectorIR, OtlpProtocol, SpanAttributeIR, TracingIR, is_of_spans
 from egressproxy.model.fields import CREDENTIAL_FIELDS
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
@@ -37,6 +37,8 @@ _NO_SCOPES: Final = LimitScopes("", "", "")
 _GRPC_PORT: Final = 4317
 _OF_GRPC: Final = frozenset({Protocol.GRPC, Protocol.H2C, Protocol.HTTP2})
 _SECRET_FIELDS: Final = frozenset((*CREDENTIAL_FIELDS, "cookie", "set-cookie", "proxy-authorization"))
+#: Attributes of spans of one kind alone.
+_NOT_COPIED: Final = frozenset(("url.full", "client.port"))
 _SOURCES: Final = {each.value: each for each in AttributeSource}
 
 
@@ -70,15 +72,15 @@ class TelemetryPolicies:
             self._made[policy.key] = self._compile(policy)
         return self._made[policy.key]
 
-    def statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
-        """The status of every policy."""
-        return {policy.key: self._status(policy, generations[policy.key]) for policy in self._policies}
+    def statuses(self, generations: Mapping[Key, int], served: Collection[Key]) -> dict[Key, Status]:
+        """The status of every policy, without Gateways that are not among those `served` here: others tell of them."""
+        return {policy.key: self._status(policy, generations[policy.key], served) for policy in self._policies}
 
-    def collectors(self) -> Iterable[tuple[Key, Key]]:
-        """Each Gateway that a policy holds for, and the Service or Backend of its collector."""
+    def collectors(self, served: Collection[Key]) -> Iterable[tuple[Key, Key]]:
+        """Each of these Gateways that a policy holds for, and the Service or Backend of its collector."""
         for gateway, policy in self._holding.items():
             tracing = policy.spec.tracing
-            if tracing is not None and tracing.provider is not None:
+            if gateway in served and tracing is not None and tracing.provider is not None:
                 yield gateway, self._backends.backends.target_key(policy, tracing.provider.backend_ref)
 
     def _compile(self, policy: XTelemetryPolicy) -> TracingIR | None:
@@ -114,10 +116,12 @@ class TelemetryPolicies:
     def _target(self, policy: XTelemetryPolicy, ref: TelemetryTargetReference) -> Key:
         return (ref.group, ref.kind, ref.namespace or policy.namespace, ref.name)
 
-    def _status(self, policy: XTelemetryPolicy, generation: int) -> Status:
+    def _status(self, policy: XTelemetryPolicy, generation: int, served: Collection[Key]) -> Status:
         ancestors = ReferenceConditions("ancestors", generation)
         for ref in policy.spec.target_refs[:MAX_ANCESTORS]:
             target = self._target(policy, ref)
+            if target not in served and isinstance(self._resources.get(*target), Gateway):
+                continue
             conditions = ancestors.add(ref, namespace=target[2])
             refusal = _refusal(policy, ref)
             if refusal:
@@ -179,7 +183,7 @@ def _tracing(collector: CollectorIR, tracing: Tracing, policy: XTelemetryPolicy,
         continues=annotations.get(CONTEXT) != "Restart",
         keeps_errors=annotations.get(ON_ERROR) == "true",
         span_name=tracing.span_name or "",
-        attributes=tuple(_attribute(each) for each in tracing.attributes if not _is_secret(each)),
+        attributes=tuple(_attribute(each) for each in tracing.attributes if not _why_useless(each)),
     )
 
 
@@ -188,8 +192,15 @@ def _attribute(written: SpanAttribute) -> SpanAttributeIR:
     return SpanAttributeIR(written.name, _SOURCES[written.type], value)
 
 
-def _is_secret(written: SpanAttribute) -> bool:
-    return (written.header_name or "").lower() in _SECRET_FIELDS
+def _why_useless(written: SpanAttribute) -> str:
+    """Why no span gets this attribute; "" if they do."""
+    if (written.header_name or "").lower() in _SECRET_FIELDS:
+        return f"{written.header_name} may hold a credential"
+    if is_of_spans(written.name):
+        return "spans have one of that name"
+    if written.attribute_key and (not is_of_spans(written.attribute_key) or written.attribute_key in _NOT_COPIED):
+        return f"{written.attribute_key} cannot be repeated"
+    return ""
 
 
 def _spoken_to(found: WeightedBackend) -> tuple[WeightedBackend, OtlpProtocol]:
@@ -213,8 +224,8 @@ def _sentence(made: TracingIR | None) -> str:
 def _notes(policy: XTelemetryPolicy) -> Iterable[str]:
     tracing = policy.spec.tracing
     for written in tracing.attributes if tracing is not None else ():
-        if _is_secret(written):
-            yield f"The attribute {written.name} does nothing: {written.header_name} may hold a credential."
+        if why := _why_useless(written):
+            yield f"The attribute {written.name} does nothing: {why}."
     annotations = policy.metadata.annotations
     for name, values in ((CONTEXT, ("Continue", "Restart")), (ON_ERROR, ("true", "false"))):
         if annotations.get(name, values[0]) not in values:

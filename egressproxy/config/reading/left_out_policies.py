@@ -19,7 +19,10 @@ from egressproxy.config.resources.policy import EgressPolicy, EgressPolicySpec, 
 from egressproxy.config.served_kinds import HARMLESS_POLICIES, is_experiment
 from egressproxy.model.published_object import Key
 
+_ATTACHES: Final = ("targetRefs", "targetRef", "targetSelectors")
 _FIELDS: Final = ("group", "kind", "namespace", "name", "sectionName")
+#: An unknown type closes everything, in its own words; `destinations` would come first, with those of an EgressPolicy.
+_CLOSED: Final = {"extensions": CLOSED_POLICY["extensions"]}
 _UNPRINTABLE: Final = re.compile(r"[^!-~]")
 
 
@@ -50,14 +53,14 @@ def left_out_policy(value: dict[str, Any], origin: Origin) -> LeftOutPolicy | No
     api_version, kind, spec = value["apiVersion"], value["kind"], value.get("spec")
     if not is_experiment(api_version.rpartition("/")[0]) or kind in HARMLESS_POLICIES or not isinstance(spec, dict):
         return None
-    written = spec.get("targetRefs", spec.get("targetRef"))
-    if written is None or written == []:
+    written = [spec[name] for name in _ATTACHES if spec.get(name) not in (None, [])]
+    if not written:
         return None
-    entries = written if isinstance(written, list) else [written]
+    entries = [entry for each in written for entry in (each if isinstance(each, list) else [each])]
     metadata = _metadata(value.get("metadata"))
     name = f"{kind} {metadata.namespace}/{metadata.name}"[:253]
     unknown = {"name": name, "type": _UNPRINTABLE.sub("?", f"{api_version.replace('/', f'/{kind}:')}")}
-    closed = EgressPolicySpec.model_validate({**CLOSED_POLICY, "targetRefs": []})
+    closed = EgressPolicySpec.model_validate({**_CLOSED, "targetRefs": []})
     # One name in all phases: messages have it once.
     changes: dict[str, Any] = {"extensions": tuple(each.model_copy(update=unknown) for each in closed.extensions)}
     refs = tuple(map(_target, entries))
@@ -79,7 +82,7 @@ def _metadata(written: object) -> ObjectMeta:
 
 
 def _target(written: object) -> EgressPolicyTargetReference | None:
-    if not isinstance(written, dict):
+    if not isinstance(written, dict) or written.get("kind") == "Namespace":
         return None
     try:
         kept = {name: written[name] for name in _FIELDS if written.get(name) is not None}

@@ -137,9 +137,9 @@ class PayloadPhases(Model):
     """The body of the response."""
 
 
-#: Metadata of a gRPC call: names in lower case, values in ASCII.
+#: Metadata of a gRPC call, whose names are sent in lower case: values in ASCII.
 Context = dict[
-    Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9][a-z0-9_.-]*$")],
+    Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")],
     Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[!-~]([ -~]*[!-~])?$")],
 ]
 

@@ -154,6 +154,12 @@ class ExternalAuth(ExternalAuthorization):
         exchange.rule = self._source
         exchange.denied = True
         self._metrics.notices.refused(exchange.series, self._denied, self._source.partition(" ")[0])
+        request = exchange.request
+        is_json = request.body != 0 and b"json" in (request.fields.get(b"content-type") or b"")
+        if self._rules is not None and verdict.answer.status == 403 and is_json:
+            from egressproxy.ai.filters.access_policy import forbidden
+
+            return forbidden(await held.peek(SHORT), self._source) or verdict.answer
         return verdict.answer
 
     async def _is_asked(self, rules: AccessRules, exchange: Exchange) -> bool:

@@ -20,7 +20,14 @@ from egressproxy.filters.credentials.local_sources import read_file
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 from egressproxy.filters.credentials.signing_key import AssertionKey
 from egressproxy.filters.credentials.token_config import GoogleServiceAccount, OAuth2
-from egressproxy.filters.credentials.token_endpoint import Form, ask_json, checked_call, token_of
+from egressproxy.filters.credentials.token_endpoint import (
+    Form,
+    TokenRequests,
+    ask_json,
+    checked_call,
+    json_of,
+    token_of,
+)
 from egressproxy.filters.settings import SecretRef
 from egressproxy.model.secret import SecretBytes
 
@@ -57,12 +64,13 @@ def asked_as_client(
     """Asks the token endpoint of this config with a form, as the client that it names. Raises FetchError."""
     call = context.calls.get(config.token_endpoint.backend_ref.label)
     secret = secret_of(context, config.client_secret_ref)
+    requests = TokenRequests()
 
     async def ask(form: Form) -> dict[str, Any]:
         asked = checked_call(call, allow_plaintext=config.token_endpoint.allow_plaintext)
         sent = list(form)
         fields = _authentication(config, key, secret, sent)
-        return await ask_json(asked, config.token_endpoint.path, form=sent, fields=fields)
+        return json_of(asked, await requests.send(asked, config.token_endpoint.path, sent, config.client_id, fields))
 
     return ask
 

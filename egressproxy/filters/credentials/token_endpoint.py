@@ -26,6 +26,9 @@ _ERROR_CODE: Final = re.compile(r"[a-z_]{1,40}")
 #: A token that a field can have (RFC 6750 section 2.1, and what goes beyond it in practice).
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,65536}")
 
+#: Error codes by which servers say that they do not know who asks (RFC 6749 section 5.2).
+_UNKNOWN_CLIENT: Final = frozenset(("invalid_client", "unauthorized_client"))
+
 Form = Sequence[tuple[str, str]]
 
 
@@ -48,6 +51,32 @@ async def answer_of(
         return await call.request(method, path.encode(), fields, body, timeout_s=TIMEOUT_S)
     except CallFailed as failed:
         raise FetchError(str(failed)) from None
+
+
+class TokenRequests:
+    """Requests of one client to its authorization server. Beside Basic some servers refuse `client_id` in the form, as
+    a second way to authenticate (RFC 6749 section 2.3), and others want it there: it follows after a refusal.
+    """
+
+    __slots__ = ("_is_named",)
+
+    def __init__(self) -> None:
+        self._is_named = False
+
+    async def send(
+        self, call: FilterCall, path: str, form: Form, client_id: str, basic: Sequence[tuple[bytes, bytes]]
+    ) -> CallAnswer:
+        """The answer of whatever status. `basic`: nothing where the form has all that is needed. Raises FetchError."""
+        lines = [(b"accept", b"application/json"), *basic, (b"content-type", b"application/x-www-form-urlencoded")]
+        named = [*form, ("client_id", client_id)] if basic else form
+        sent = urlencode(named if self._is_named else form).encode()
+        answer = await answer_of(call, b"POST", path, lines, sent)
+        if not basic or self._is_named or answer.status < 400:
+            return answer
+        if (json_object(answer.body) or {}).get("error") in _UNKNOWN_CLIENT:
+            answer = await answer_of(call, b"POST", path, lines, urlencode(named).encode())
+            self._is_named = answer.status < 400
+        return answer
 
 
 async def ask_json(

@@ -85,8 +85,8 @@ class Client(TimedClient, Protocol):
             return b""
         if backend is not None and backend.chain.stops_backend_trailers:
             return b""
-        credentials = self.state.port.credentials
-        return trailers if credentials is None else credentials.sub(b"", trailers)
+        without_credentials = self.state.port.without_credentials
+        return trailers if without_credentials is None else without_credentials(trailers)
 
     def passable_trailers(self, trailers: bytes) -> bytes:
         """The trailers of an answer that go on: none where a filter looks at its head and not at them."""

@@ -55,7 +55,9 @@ class MessageExchange:
         self._backend = backend
         self._answer: BodyChain | None = None  # that the answer passes, once it has begun
         self._read = api.reader()
-        exchange = self.exchange = accounting.new_exchange(client.client, client.listener, upgrade.identity)
+        assert messages.head is not None
+        head = messages.head.copy()  # with the trace of the upgrade
+        exchange = self.exchange = accounting.new_exchange(client.client, client.listener, upgrade.identity, head)
         exchange.add_log_fields({"websocket": upgrade.request_id})
         exchange.keep(MESSAGES, messages)
         exchange.backend_origin, exchange.addresses = upgrade.backend_origin, upgrade.addresses
@@ -65,9 +67,7 @@ class MessageExchange:
         exchange.route, exchange.series = route.name, route.series
         self.pipeline = Pipeline()
         self.pipeline.exchange, self.pipeline.route = exchange, route
-        assert messages.head is not None
-        exchange.request = messages.head.copy()
-        exchange.method = exchange.request.method
+        exchange.request, exchange.method = head, head.method
 
     # --- the request -----------------------------------------------------------------------------------------------
     async def request(self, message: bytes) -> bytes:

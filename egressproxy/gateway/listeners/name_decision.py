@@ -144,7 +144,7 @@ def decide_name(listener: ActiveListener, authority: Authority) -> tuple[Route, 
                     route, check_destination_policy(route, authority) if route.has_destination_policy else ()
                 )
     try:
-        return default_route(listener, authority)
+        return _reachable(*default_route(listener, authority))
     except Denied as error:
         raise denied or error.with_traceback(None) from None
 

@@ -150,6 +150,8 @@ def check(exchange: Exchange, listener: ActiveListener, url: str, method: str, d
         route = decide(listener, authority, head)[0]
         if exchange.identity.grant is not None:
             check_grant(exchange.identity.grant, asked, route)
+        if route.choices and all(each.cluster is None for each in route.choices):
+            raise route.choices[0].fault(route.name, route.rule)
     except GatewayError as error:
         error.__traceback__ = None  # its frames hold the listener
         remedy = error.remedy if isinstance(error, Denied) else ""

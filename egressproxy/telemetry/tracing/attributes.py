@@ -17,6 +17,9 @@ _METHODS: Final = {
 }
 _NO_METHOD: Final = b"-"
 _NO_REASON: Final = ("", "-")
+#: Statuses of gRPC that are a server's fault: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE,
+#: DATA_LOSS (conventions for gRPC).
+GRPC_FAULTS: Final = frozenset((2, 4, 12, 13, 14, 15))
 #: The reason of an attempt whose client has left, as that of another one's that was quicker; then it is cancelled.
 CLIENT_GONE: Final = Reason.CLIENT_GONE.value
 CANCELLED: Final = "cancelled"
@@ -51,6 +54,8 @@ def of_exchange(facts: ExchangeFacts) -> Attributes:
         found["error.type"] = facts.reason
     elif facts.status >= 500:
         found["error.type"] = str(facts.status)
+    elif facts.grpc_status in GRPC_FAULTS:
+        found["error.type"] = GRPC_NAMES[facts.grpc_status]
     named = (
         ("gateway", facts.gateway), ("listener", facts.listener), ("route", facts.route), ("backend", facts.backend),
         ("client.namespace", facts.namespace), ("client.service_account", facts.service_account),
@@ -85,7 +90,9 @@ def is_failed_exchange(facts: ExchangeFacts) -> bool:
     """Whether the span has the status Error: of a server's side, that takes a fault of ours or of the backend."""
     if facts.status == 0:
         return facts.reason not in _NO_REASON
-    return facts.status >= 500 or (facts.reason in BROKEN_OFF and not facts.is_tunnel)
+    if facts.status >= 500 or facts.grpc_status in GRPC_FAULTS:
+        return True
+    return facts.reason in BROKEN_OFF and not facts.is_tunnel
 
 
 def is_failed_attempt(facts: AttemptFacts) -> bool:

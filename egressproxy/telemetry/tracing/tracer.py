@@ -18,7 +18,7 @@ from egressproxy.model.exchange_trace import ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead
 from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, Series, logged_status
-from egressproxy.telemetry.tracing.attributes import BROKEN_OFF
+from egressproxy.telemetry.tracing.attributes import BROKEN_OFF, GRPC_FAULTS, split_host
 from egressproxy.telemetry.tracing.context import (
     FLAGS_OF,
     IS_SAMPLED,
@@ -43,8 +43,8 @@ _OF_CLIENT: Final = every_spelling(("traceparent", "tracestate", "baggage"))
 _ABOUT: Final = re.compile(
     rb"\r\n(?=[UuXx])(?:(?i:user-agent):[ \t]*+([^\r]{0,256})|(?i:x-request-id):[ \t]*+([^\r]{0,256}))"
 )
-#: An id that JSON does not escape.
-_PLAIN: Final = re.compile(rb"[0-9A-Za-z_./:=+-]*+")
+#: Bytes of an id that JSON does not escape.
+_PLAIN: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_./:=+-"
 _OK: Final = Reason.OK
 _OK_TEXT: Final = _OK.value
 #: Exemplars of one series are kept so many seconds apart, but for those of slower exchanges: the time that one took,
@@ -64,8 +64,8 @@ class OwnTracer(Tracer):
     """One for each listener."""
 
     __slots__ = (
-        "_bound", "_continues", "_keeps_errors", "_lines", "_parent_bound", "_unrecorded", "contexts", "exporter",
-        "fields", "settings",
+        "_bound", "_continues", "_keeps_errors", "_lines", "_parent_bound", "_unrecorded", "contexts", "copies",
+        "exporter", "fields", "settings",
     )  # fmt: skip
 
     def __init__(self, spec: TracingIR, exporter: SpanExporter) -> None:
@@ -87,6 +87,7 @@ class OwnTracer(Tracer):
         self.settings = SpanSettings(
             spec.span_name, of_kind[AttributeSource.LITERAL], of_kind[AttributeSource.ATTRIBUTE]
         )
+        self.copies = of_kind[AttributeSource.ATTRIBUTE]
         #: The attributes that header fields give, with the names of those.
         self.fields = tuple((name, field.encode()) for name, field in of_kind[AttributeSource.HEADER])
 
@@ -191,7 +192,7 @@ class Recording(ExchangeSpans, ExchangeTrace):
         given = self.request_id
         if not given:
             return f'"trace_id":"{self.trace_id.decode()}"'
-        if _PLAIN.fullmatch(given):
+        if not given.translate(None, _PLAIN):
             return f'"trace_id":"{self.trace_id.decode()}","x_request_id":"{given.decode()}"'
         return f'"trace_id":"{self.trace_id.decode()}","x_request_id":{json.dumps(given.decode("utf-8", "replace"))}'
 
@@ -261,11 +262,16 @@ class Recording(ExchangeSpans, ExchangeTrace):
 
     def end(self, exchange: Exchange) -> None:
         status, reason = exchange.status or logged_status(exchange), exchange.reason
-        if not self.is_sampled and status < 500 and (reason is _OK or exchange.denied):
+        if (
+            not self.is_sampled
+            and status < 500
+            and (reason is _OK or exchange.denied)
+            and exchange.grpc_status not in GRPC_FAULTS
+        ):
             return
         authority, identity = exchange.authority, exchange.identity
         host, port = ("", 0) if authority is None else (authority.host, authority.port)
-        if self.attempts and reason.value in BROKEN_OFF and self.attempts[-1][2] < 0:
+        if reason is not _OK and reason.value in BROKEN_OFF and self.attempts and self.attempts[-1][2] < 0:
             span_id, began, ended, path, facts = self.attempts[-1]
             self.attempts[-1] = (span_id, began, ended, path, (*facts[:6], reason.value))
         self.facts = (
@@ -286,6 +292,10 @@ class Recording(ExchangeSpans, ExchangeTrace):
             known = {name for name, _ in self.headers or ()}
             of_answer = tuple(each for each in named if each[0] not in known)
             self.headers = (self.headers or []) + _read(of_answer, exchange.response.fields)
+        for name, key in self.tracer.copies:
+            value = self._value(key)
+            if value:
+                self.headers = [*(self.headers or ()), (name, value)]
         self.tracer.exporter.put_exchange(self)
         series = exchange.series
         took_s = exchange.ended_at - exchange.started_at
@@ -309,6 +319,18 @@ class Recording(ExchangeSpans, ExchangeTrace):
         series, span_id, began, seconds = answer
         at_s = exchange.started_wall + (began - exchange.started_at) + seconds
         series.show(ANSWER, (self.trace_id, span_id, seconds, at_s))
+
+    def _value(self, key: str) -> bytes:
+        """The value of an attribute of this exchange alone, for a copy; b"" for all others."""
+        if key == "url.path":
+            return self.path.removeprefix(b"-")
+        if key == "client.address":
+            return split_host(self.client, 0)[0].encode()
+        if key == "user_agent.original":
+            return self.user_agent
+        if key == "http.request.header.x-request-id":
+            return self.request_id
+        return str((self.details or {}).get(key, "")).encode()
 
 
 def _read(named: tuple[tuple[str, bytes], ...], fields: Fields) -> list[tuple[str, bytes]]:

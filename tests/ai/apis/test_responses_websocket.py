@@ -114,6 +114,16 @@ def test_an_error_is_told_as_clients_read_it():
     assert "headers" not in json.loads(API.error(about, 0))
 
 
+@pytest.mark.parametrize(("said", "told"), [("a.1", "a.1"), ({}, None), ("a" * 257, None)])
+def test_an_error_has_the_stream_of_its_request(said: Any, told: str | None):
+    api = ResponsesMessages()
+    about = {"status": 403, "reason": "model_denied", "message": "no"}
+    at_once(api.kind_of(json.dumps({"type": "response.create", "stream_id": said}).encode()))
+    assert json.loads(api.error(about, 0)).get("stream_id") == told
+    at_once(api.kind_of(b'{"type": "response.create"}'))
+    assert "stream_id" not in json.loads(api.error(about, 0))
+
+
 @pytest.mark.parametrize(
     ("path", "upgrade", "asks"),
     [

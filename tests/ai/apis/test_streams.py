@@ -313,6 +313,18 @@ def test_an_array_of_other_things_is_unreadable(stream: bytes):
         JsonArrayFraming().feed(stream)
 
 
+def test_an_error_alone_is_a_stream_of_one():
+    """Gemini answers so, with a status of 4xx or 5xx, to a request for a stream of events."""
+    error = b'{"error": {"code": 429, "details": [{"a": []}, {}], "message": "}[{"}}'
+    for cut in range(len(error)):
+        framing = JsonArrayFraming()
+        frames = [*framing.feed(error[:cut]), *framing.feed(error[cut:] + b"\n")]
+        assert [(frame.payload, framing.write(frame, None, ())) for frame in frames] == [(error, error)]
+    for more in (b"{}", b"[]", b'"a"'):
+        with pytest.raises(Unreadable):
+            JsonArrayFraming().feed(error + more)
+
+
 @pytest.mark.parametrize(
     ("media_type", "path", "kind"),
     [

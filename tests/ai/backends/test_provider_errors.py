@@ -53,6 +53,8 @@ def refused(talk: Conversation) -> tuple[bytes, dict[str, Any]]:
     [
         ("/v1/chat/completions", {"error": {"message": "not this one (ask another)", "type": "rate_limit_error"}}),
         ("/v1/messages", {"type": "error", "error": {"type": "rate_limit_error"}}),
+        ("/v1/responses/input_tokens", {"error": {"type": "rate_limit_error", "param": None}}),
+        ("/v1/messages/count_tokens", {"type": "error", "error": {"type": "rate_limit_error"}}),
         ("/v1beta/models/g:generateContent", {"error": {"code": 429, "status": "RESOURCE_EXHAUSTED"}}),
         ("/model/m/converse", {"message": "not this one (ask another)"}),
         ("/other", {"error": {"status": 429, "message": "not this one"}}),

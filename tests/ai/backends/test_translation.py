@@ -221,6 +221,18 @@ def test_a_count_is_translated_for_a_provider_that_counts(
     assert (talk.record()["ai_api"], talk.record()["ai_backend_api"]) == ("AnthropicMessages", api)
 
 
+@pytest.mark.parametrize(("api", "tokens"), [("Gemini", rb"7"), ("OpenAIChat", rb"5\d\d")])
+def test_openais_counts_are_answered_too(converse: Start, api: str, tokens: bytes):
+    talk = converse(config(provider("a", api)))
+    counted = {"model": "m", "instructions": "be brief", "input": "word " * 400}
+    talk.client >> post(json.dumps(counted).encode(), b"/v1/responses/input_tokens")
+    if api == "Gemini":
+        assert b"/models/m:countTokens" in asked(talk, "a", b"POST")
+        assert b"be brief" in talk.origin.take(b"(?s){.*}")[0]
+        respond(talk, b'{"totalTokens": 7}', JSON)
+    talk.client.take(rb'(?s)HTTP/1.1 200 .*?\r\n\r\n{"object":"response.input_tokens","input_tokens":%b}' % tokens)
+
+
 def test_a_count_of_what_has_no_form_is_estimated(converse: Start):
     talk = converse(config(provider("a", "Gemini")))
     document = {"type": "document", "source": {"type": "url", "url": "https://a.example/b.pdf"}}

@@ -57,6 +57,15 @@ def test_a_model_is_judged_wherever_the_api_names_it(api: Api):
     assert refused(ask(policy(deny=[f"{model[:-1].upper()}*"]), body, PATHS[api]))
 
 
+def test_a_request_whose_tokens_are_counted_is_judged_too():
+    """Claude Code asks so. It has no bounds: its API takes no limit there."""
+    path, made = b"/v1/messages/count_tokens?beta=true", policy(
+        allow=["good"], aliases=[{"name": "mine", "model": "good"}], maxOutputTokens=5)  # fmt: skip
+    assert json.loads(ask(made, chat("mine"), path).request_body) == chat("good")
+    assert "'bad' is not allowed" in refused(ask(made, chat("bad"), path))
+    assert refused(ask(made, chat("good"), b"/v1beta/models/good:countTokens"))
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -224,6 +224,17 @@ def test_tools_of_one_name_of_two_backends_are_found_once():
     assert found == ["", "", "n/a", "", ""]
 
 
+def test_what_one_instance_has_seen_holds_for_the_others(converse: Start):
+    """Of other workers, and of later configurations."""
+    server = Server(converse(to(pinned(tools=[pin(SEARCH), pin(READ)]))))
+    assert server.lists({**SEARCH, "title": "Find"}, READ) == ["read"]
+    server.talk.reload(to(pinned(tools=[pin(SEARCH), pin(READ)], unreadable="Allow")))
+    server._is_new = True
+    assert server.refuses("search") == "filter pins: tool 'search' is not as it was pinned"
+    assert server.lists(SEARCH, READ) == ["search", "read"]
+    assert [reason for reason, _ in server.told()] == ["ToolChanged", "ToolAsPinned"]
+
+
 def test_differences_are_few_short_and_of_ascii():
     before = {"description": "é" * 500, "inputSchema": {"a": 1, "b": {"c": [1]}, "d": 2, "e": 3}}
     after = {"description": "é" * 499 + "\u202e", "inputSchema": {"b": {"c": [2]}, "d": "x" * 1000, "e": 4, "f": 5}}

@@ -26,7 +26,7 @@ from egressproxy.ai.translation.conversation import (
 
 CHOICES = [ToolChoice("auto"), ToolChoice("none"), ToolChoice("required")]
 
-words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 names = st.from_regex(r"[a-zA-Z0-9_-]{1,12}", fullmatch=True)
 texts = words.map(Text)
 images = st.one_of(

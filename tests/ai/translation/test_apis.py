@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.apis.apis import Api, counted_api
 from egressproxy.ai.translation.apis import (
     DEFAULT_PATHS,
     api_of,
     belongs_to_one_api,
-    counts_tokens,
     describes_the_body,
 )
 
@@ -46,15 +45,17 @@ def test_the_last_segments_of_a_path_name_the_api(path: bytes, api: Api | None):
 
 
 @pytest.mark.parametrize(
-    ("path", "is_count"),
+    ("path", "api"),
     [
-        (b"/v1/messages/count_tokens", True), (b"/team/v1/messages/count_tokens?beta=true", True),
-        (b"/v1/messages/count_tokens/", True), (b"/v1//messages/Count_Tokens", True),
-        (b"/v1/messages%2fcount_tokens", True), (b"/v1/messages", False), (b"/v1/messages/count_tokens/x", False),
+        (b"/v1/messages/count_tokens", Api.ANTHROPIC), (b"/team/v1/messages/count_tokens?beta=true", Api.ANTHROPIC),
+        (b"/v1/messages/count_tokens/", Api.ANTHROPIC), (b"/v1//messages/Count_Tokens", Api.ANTHROPIC),
+        (b"/v1/messages%2fcount_tokens", Api.ANTHROPIC), (b"/v1/messages", None),
+        (b"/v1/messages/count_tokens/x", None), (b"/openai/v1/responses/input_tokens", Api.OPENAI_RESPONSES),
+        (b"/v1/responses", None),
     ],
 )  # fmt: skip
-def test_counts_of_tokens_have_a_path_of_their_own(path: bytes, is_count: bool):
-    assert counts_tokens(path) is is_count
+def test_counts_of_tokens_have_a_path_of_their_own(path: bytes, api: Api | None):
+    assert counted_api(path) is api
 
 
 @pytest.mark.parametrize("api", DEFAULT_PATHS)

@@ -142,12 +142,21 @@ def test_a_conversation_with_calls():
     }
 
 
+def test_an_id_that_bedrock_refuses_is_another_one_there():
+    calls = {**CALLS, "tool_calls": [{**CALLS["tool_calls"][0], "id": "call_1|fc_2"}]}  # type: ignore[dict-item]
+    told = {"role": "tool", "tool_call_id": "call_1|fc_2", "content": "x"}
+    _, called, answered = asked(CHAT, messages=[HI, calls, told], tools=[TOOL])["messages"]
+    ident = called["content"][1]["toolUse"]["toolUseId"]
+    assert answered["content"][0]["toolResult"]["toolUseId"] == ident != "call_1|fc_2"
+
+
 def test_a_failed_tool_and_an_image_that_a_tool_shows():
     png = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     uses = [{"type": "tool_use", "id": "c1", "name": "f", "input": {}}]
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [png], "is_error": True}
     messages = [HI, {"role": "assistant", "content": uses}, {"role": "user", "content": [result]}]
-    assert asked(ANTHROPIC, messages=messages)["messages"][2]["content"] == [
+    tools = [{"name": "f", "input_schema": SCHEMA}]
+    assert asked(ANTHROPIC, messages=messages, tools=tools)["messages"][2]["content"] == [
         {
             "toolResult": {
                 "toolUseId": "c1",
@@ -176,6 +185,18 @@ def test_tools_that_must_not_be_called_are_not_offered():
         asked(CHAT, messages=[HI, CALLS, HI], tools=[TOOL], tool_choice="none")
 
 
+def test_a_message_that_says_nothing_is_left_out():
+    """Bedrock refuses messages without content, and texts of blanks."""
+    silent: list[Any] = [{"role": "assistant", "content": blank} for blank in ("", "\n", [])]
+    made = asked(CHAT, messages=[{"role": "system", "content": " "}, HI, *silent, HI, {**CALLS, "content": " "}, {
+        "role": "tool", "tool_call_id": "c1", "content": "\n"}], tools=[TOOL])  # fmt: skip
+    assert "system" not in made
+    assert [[next(iter(block)) for block in one["content"]] for one in made["messages"]] == [
+        ["text", "text"], ["toolUse", "toolUse"], ["toolResult"],
+    ]  # fmt: skip
+    assert made["messages"][2]["content"][0]["toolResult"]["content"] == []
+
+
 def test_an_answer_as_json_and_the_effort():
     output = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
     config = asked(CHAT, response_format=output, reasoning_effort="high")["outputConfig"]
@@ -189,7 +210,7 @@ def test_an_answer_as_json_and_the_effort():
 REFUSED: list[tuple[Api, dict[str, Any], str]] = [
     (CHAT, {"messages": [HI, {"role": "assistant", "content": "The best is"}]}, "messages[1]"),
     (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"), (CHAT, {"messages": [HI, CALLS, HI]}, "tools"),
     (CHAT, {"messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}]}]}, "messages[0].content[0]"),
     (CHAT, {"messages": [{"role": "user", "content": [

@@ -95,6 +95,12 @@ def test_models_that_refuse_calls_without_a_signature_get_one(model: str, is_sig
     assert ("thoughtSignature" in call) is is_signed
 
 
+def test_a_message_that_says_nothing_is_left_out():
+    silent = {"role": "assistant", "content": ""}
+    contents = [{"role": "user", "parts": [{"text": "hi"}, {"text": "hi"}]}]
+    assert asked(CHAT, messages=[HI, silent, HI])["contents"] == contents
+
+
 def test_a_failed_tool_and_an_image_that_a_tool_shows():
     png = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     results = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
@@ -315,6 +316,27 @@ def test_an_empty_text_beside_a_call_says_nothing():
     messages[1]["content"] = ""
     content = translated(CHAT, ANTHROPIC, messages=messages)["messages"][1]["content"]
     assert [block["type"] for block in content] == ["tool_use"]
+
+
+@pytest.mark.parametrize("ident", ["functions.look:0", "call_1|fc_2", "x" * 65, "\u00fc"])
+def test_an_id_that_anthropic_refuses_is_another_one_there(ident: str):
+    asked = call("{}")
+    asked[1]["tool_calls"] = [{**asked[1]["tool_calls"][0], "id": each} for each in (ident, "a-B_1")]
+    results = [{"role": "tool", "tool_call_id": each, "content": "x"} for each in (ident, "a-B_1")]
+    _, called, told = translated(CHAT, ANTHROPIC, messages=[*asked[:2], *results])["messages"]
+    ids = [block["id"] for block in called["content"]]
+    assert [block["tool_use_id"] for block in told["content"]] == ids
+    assert re.fullmatch("call_[0-9a-f]{24} a-B_1", " ".join(ids))
+
+
+def test_texts_of_blanks_say_nothing_to_anthropic():
+    """It refuses blocks without text, and messages of the user without content."""
+    blank = {"role": "assistant", "content": "\n\n"}
+    messages = [USER, blank, USER, {**call("{}")[1], "content": "\n"}, {
+        "role": "tool", "tool_call_id": "c", "content": " "}, {"role": "user", "content": "  "}]  # fmt: skip
+    *_, asked, used = translated(CHAT, ANTHROPIC, messages=messages)["messages"]
+    assert [block["type"] for block in asked["content"]] == ["tool_use"]
+    assert used["content"] == [{"type": "tool_result", "tool_use_id": "c"}]
 
 
 def test_the_type_of_an_image_may_be_written_in_capitals():

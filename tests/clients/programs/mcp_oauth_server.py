@@ -119,7 +119,7 @@ app = server.streamable_http_app(
 async def own_token(request):
     """The grant that the SDK's authorization server does not know."""
     form = await request.form()
-    if (form["client_id"], request.headers["authorization"]) != ("machine", "Basic bWFjaGluZTpzM2NyZXQ="):
+    if (form.get("client_id"), request.headers["authorization"]) != ("machine", "Basic bWFjaGluZTpzM2NyZXQ="):
         return JSONResponse({"error": "invalid_client"}, 401)
     access = secrets.token_hex(16)
     provider.access[access] = AccessToken(token=access, client_id="machine", scopes=[], resource=form["resource"])

@@ -209,12 +209,36 @@ def test_a_target_that_cannot_be_is_refused(target: dict[str, str], reason: str)
     assert made.spec.listeners[0].tracing is None
 
 
+def test_nothing_is_said_of_gateways_of_others():
+    theirs = m.gateway(m.forward_listener(3129), name="theirs")
+    theirs["spec"]["gatewayClassName"] = "others"
+    others = m.manifest("gateway.networking.k8s.io/v1", "GatewayClass", "others", "", spec={"controllerName": "a/b"})
+    del others["metadata"]["namespace"]
+    policy = telemetry(targets=[{**GATEWAY, "name": "theirs"}, GATEWAY], provider={"backendRef": COLLECTOR})
+    assert conditions(compile_of(theirs, others, policy))["Accepted"][0] == "True"  # of ours, the only ancestor
+
+
 @pytest.mark.parametrize("name", ["Authorization", "cookie", "X-Api-Key"])
 def test_a_credential_never_becomes_an_attribute(name: str):
     attributes = [{"name": "a", "type": "Header", "headerName": name}]
     made = compile_of(telemetry(provider={"backendRef": COLLECTOR}, attributes=attributes))
     assert tracing_of(made).attributes == ()
     assert f"The attribute a does nothing: {name} may hold a credential" in conditions(made)["Accepted"][2]
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        {"name": "url.path", "type": "Literal", "literalValue": "x"},
+        {"name": "egressproxy.route", "type": "Header", "headerName": "x"},
+        {"name": "a", "type": "Attribute", "attributeKey": "no.such"},
+        {"name": "a", "type": "Attribute", "attributeKey": "url.full"},
+    ],
+)
+def test_an_attribute_stands_once_in_a_span_and_repeats_one_that_is_there(attribute: dict[str, str]):
+    made = compile_of(telemetry(provider={"backendRef": COLLECTOR}, attributes=[attribute]))
+    assert tracing_of(made).attributes == ()
+    assert f"The attribute {attribute['name']} does nothing" in conditions(made)["Accepted"][2]
 
 
 def test_policies_of_the_gateway_add_nothing_to_requests_for_the_collector():

@@ -54,6 +54,16 @@ async def test_client_credentials_with_the_secret_in_basic():
     made.close()
 
 
+async def test_a_server_gets_the_client_id_beside_basic_if_it_asks_for_that():
+    """Okta refuses it there, and the SDK of the Model Context Protocol wants it."""
+    idp = Endpoint((401, {"error": "invalid_client"}), granted(expires_in=0.1), granted())
+    made = injector({"oauth2": BASIC}, SECRETS, {LABEL: idp})
+    assert authorization(await sent(made)) == b"Bearer tok-1"
+    await until(lambda: len(idp.asked) > 2)
+    assert [b"client_id=me" in body for _, _, _, body in idp.asked] == [False, True, True]
+    made.close()
+
+
 async def test_client_credentials_with_the_secret_in_the_form():
     idp = Endpoint(granted())
     made = injector({"oauth2": {**BASIC, "authentication": "ClientSecretPost"}}, SECRETS, {LABEL: idp})

@@ -33,6 +33,7 @@ from tests.gateway.h2 import speak_http2
 from tests.gateway.identity.test_api_keys import IDENTITY, OTHER, keys
 from tests.gateway.identity.test_api_keys import KEY as API_KEY
 from tests.support import manifests as m
+from tests.support.collector import Seen, traced
 from tests.support.conversation import Conversation, Peer, scripted_filter
 
 KEY = b"AAAAAAAAAAAAAAAAAAAAAA=="
@@ -187,6 +188,20 @@ def test_one_response_follows_the_other(converse: Start):
     server.says(COMPLETED)
     assert client.hears()["type"] == "response.completed"
     assert server.hears()["input"] == "more"
+
+
+def test_a_response_is_below_its_websocket_in_a_trace(converse: Start):
+    talk = converse(traced(config(*filters(TokenMeter={}))))
+    client, server = opened(talk)
+    client.says(CREATE)
+    server.hears()
+    server.says(COMPLETED)
+    client.hears()
+    talk.client.leaves()
+    response, upgrade_span, attempt, *_ = Seen(talk).spans
+    assert (response.name, upgrade_span.name, attempt.name) == ("POST", "GET", "GET")
+    assert response.trace_id == upgrade_span.trace_id
+    assert response.parent_span_id == attempt.span_id
 
 
 def test_pings_are_answered_while_a_response_is_under_way(converse: Start):

@@ -303,6 +303,9 @@ def test_fields_become_attributes_where_the_policy_names_them(converse):
         SpanAttributeIR("server", AttributeSource.HEADER, "server"),
         SpanAttributeIR("none", AttributeSource.HEADER, "x-n"),
         SpanAttributeIR("verb", AttributeSource.ATTRIBUTE, "http.request.method"),
+        SpanAttributeIR("path", AttributeSource.ATTRIBUTE, "url.path"),
+        SpanAttributeIR("from", AttributeSource.ATTRIBUTE, "client.address"),
+        SpanAttributeIR("agent", AttributeSource.ATTRIBUTE, "user_agent.original"),
     )  # fmt: skip
     talk = converse(traced(forward(), attributes=named, span_name="egress"))
     sent(talk, "X-User: 7\r\n")
@@ -311,7 +314,8 @@ def test_fields_become_attributes_where_the_policy_names_them(converse):
     assert (whole.name, attempt.name) == ("egress", "GET")
     for span in (whole, attempt):
         assert attributes(span).items() >= {"user": "7", "env": "prod", "verb": "GET", "server": "nginx"}.items()
-        assert "none" not in attributes(span)
+        assert not {"none", "agent"} & {*attributes(span)}
+        assert (attributes(span)["path"], attributes(span)["from"]) == ("/x", attributes(whole)["client.address"])
 
 
 def test_an_operator_may_take_the_context_out(converse):

@@ -276,6 +276,15 @@ def test_the_address_of_the_gateway_is_the_answer_where_that_is_chosen(start: An
     assert asked.names.asked == []
 
 
+@pytest.mark.parametrize("addresses", ["Resolved", "Gateway"])
+def test_a_closed_listener_answers_for_no_name(start: Any, addresses: str):
+    own = {"addresses": addresses, "gatewayAddresses": ["192.0.2.7"]}
+    unknown = {"name": "x", "type": "acme.example.com/Check:v1", "phase": "connect"}
+    asked = start(allowing("a.example", nameServer=own, extensions=[unknown]))
+    assert asked.addresses("a.example") == []
+    assert asked.record["reason"] == "unknown_extension"
+
+
 def test_the_ttl_is_that_of_the_answer_within_a_bound(start: Any):
     asked = start(allowing("*.example", nameServer={"maxTTL": "90s"}))
     asked.names.ttl = {"a.example": 30.5, "b.example": 0.2}

@@ -128,6 +128,24 @@ def test_a_url_is_checked_as_traffic_is(converse: Start, url: str, allowed: bool
     talk.no_dial()
 
 
+REDIRECT = {"type": "RequestRedirect", "requestRedirect": {"hostname": "new.example"}}
+UNKNOWN = {"name": "x", "type": "acme.example.com/Check:v1", "phase": "request-headers"}
+
+
+@pytest.mark.parametrize(
+    ("objects", "sections", "reason"),
+    [
+        ([], {"extensions": [UNKNOWN]}, "unknown_extension"),
+        ([m.http_route("r", m.prefix_rule("/", "nowhere"), hostnames=["a.example"])], {}, "backend_invalid"),
+        ([m.http_route("r", {"filters": [REDIRECT]}, hostnames=["a.example"])], {}, None),
+    ],
+)
+def test_what_is_closed_is_not_allowed(converse: Start, objects: list[Any], sections: Any, reason: str | None):
+    talk = converse(forward(*objects, **sections))
+    told = json.loads(ask(talk.client, "/check?url=http://a.example/")[2])
+    assert (told["allowed"], told.get("reason")) == (reason is None, reason)
+
+
 @pytest.mark.parametrize(
     "query",
     ["", "?url=", "?url=ftp://a/", "?url=http://u:p@a/", "?url=a&url=b", "?url=http://a%00/", "?url=https://[/"],

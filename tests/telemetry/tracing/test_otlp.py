@@ -2,6 +2,7 @@
 
 import pytest
 
+from egressproxy.ir.telemetry import is_of_spans
 from egressproxy.telemetry.protobuf import (
     attribute,
     fields_of,
@@ -100,6 +101,9 @@ def test_attempts_are_spans_of_a_client_below_the_exchange():
         ({"status": 404}, "GET", None, False),
         ({"status": 502}, "GET", "502", True),
         ({"status": 0, "reason": "upstream_reset"}, "GET", "upstream_reset", True),
+        ({"grpc_status": 14}, "GET", "UNAVAILABLE", True),
+        ({"grpc_status": 5}, "GET", None, False),
+        ({"reason": "upstream_reset", "is_tunnel": True}, "GET", "upstream_reset", False),
     ],
 )
 def test_name_and_status_follow_the_conventions_for_servers(change, name, error, is_error):
@@ -114,6 +118,15 @@ def test_a_method_of_a_client_is_no_name_but_an_attribute():
     read = spans_of(exchange(FACTS._replace(method=b"BREW")))
     found = read.attributes(read.spans[0])
     assert (found["http.request.method"], found["http.request.method_original"]) == ("_OTHER", "BREW")
+
+
+def test_attributes_of_the_gateway_are_known_to_policies():
+    attempt = (b"a" * 16, 100.1, 0.0, b"/a", (b"BREW", True, b"a", "ns/b", "192.0.2.1:80", 503, ""))
+    found = FACTS._replace(method=b"BREW", status=503, grpc_status=14, namespace="a", service_account="b")
+    details = {"gen_ai.request.model": "x", "gen_ai.response.time_to_first_chunk": 0.5}
+    made = exchange(found, attempts=[attempt, attempt], details=details, request_id=b"1", user_agent=b"u")
+    read = spans_of(made)
+    assert all(is_of_spans(key) for span in read.spans for key in read.attributes(span))
 
 
 def test_what_a_policy_adds_stands_in_every_span():

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, parse_url
 from egressproxy.ai.mcp.oauth.discovery import MAX_METADATA, PROTECTED_RESOURCE, covers
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, OfMessages, Phase, Rejected
+from egressproxy.filters.base import BodyMode, CredentialRenewed, Filter, FilterContext, OfMessages, Phase, Rejected
 from egressproxy.model.authority import Authority
 from egressproxy.model.encoding import json_object
 from egressproxy.model.exchange import Exchange, StateSlot
@@ -25,6 +25,12 @@ _WELL_KNOWN: Final = f"/.well-known/{PROTECTED_RESOURCE}"
 _PARAMETER: Final = re.compile(rb'(\bresource_metadata[ \t]*=[ \t]*)("(?:[^"\\]|\\.)*"|[^\s,"]+)', re.IGNORECASE)
 _PATH: Final = "/%~!$&'()+,;=:@*"
 _PORTS: Final = {b"http": 80, b"https": 443}
+
+
+class _MetadataAtRoot(CredentialRenewed):
+    """The server has no metadata for its path: the request goes once more, for that of its root."""
+
+    outcome = "metadata_at_root"
 
 
 class PassThrough(Filter):
@@ -41,13 +47,15 @@ class PassThrough(Filter):
         self._server_path = self._url.with_well_known(PROTECTED_RESOURCE).encode()
         self._public = parse_url(config.public_url) if config.public_url else None
         self._asked: StateSlot[str] = StateSlot("mcp metadata")
+        self._at_root: StateSlot[bool] = StateSlot("mcp metadata at the root")
 
     def backend_request(self, exchange: Exchange) -> None:
         path = exchange.path.decode("latin-1")
         if path != _WELL_KNOWN and not path.startswith(f"{_WELL_KNOWN}/"):
             return
         exchange.keep(self._asked, "".join(self._called(exchange, path[len(_WELL_KNOWN) :])))
-        exchange.request.path = self._server_path
+        is_at_root = exchange.state.get(self._at_root) is not None
+        exchange.request.path = _WELL_KNOWN.encode() if is_at_root else self._server_path
         exchange.request.fields.set(b"Accept-Encoding", b"identity")
 
     def backend_response(self, exchange: Exchange) -> None:
@@ -60,6 +68,9 @@ class PassThrough(Filter):
             for challenge in challenges:
                 fields.add(b"WWW-Authenticate", _PARAMETER.sub(lambda found: found[1] + metadata, challenge))
         if exchange.state.get(self._asked) is not None:
+            if exchange.response.status == 404 and exchange.state.get(self._at_root) is None:
+                exchange.keep(self._at_root, True)  # the next place, by the specification of MCP
+                raise _MetadataAtRoot("it has no metadata for its path; write `protocol: MCP` to have its root asked")
             fields.set(b"Cache-Control", b"no-store")  # other clients may call by another URL
 
     def body_mode_for(self, exchange: Exchange, /, phase: Phase) -> BodyMode | None:

@@ -18,9 +18,10 @@ from urllib.parse import urlencode
 from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, parse_url
 from egressproxy.ai.mcp.oauth.discovery import Endpoint, ServerMetadata
 from egressproxy.filters.base import FilterContext
+from egressproxy.filters.calls import CallAnswer
 from egressproxy.filters.credentials.oauth2 import basic, client_assertion, key_of, secret_of
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
-from egressproxy.filters.credentials.token_endpoint import answer_of, ask_json, token_of
+from egressproxy.filters.credentials.token_endpoint import TokenRequests, answer_of, json_of, token_of
 from egressproxy.model.encoding import json_object
 from egressproxy.model.secret import SecretBytes
 
@@ -59,12 +60,13 @@ class Tokens:
 class TokenClient:
     """Asks for tokens by one config. `registration` is that of `clientId`; None: the gateway registers itself."""
 
-    __slots__ = ("_config", "_key", "registration")
+    __slots__ = ("_config", "_key", "_requests", "registration")
 
     def __init__(self, context: FilterContext) -> None:
         """Raises UnusableReference for a key that cannot sign."""
         config: McpAuthorizationConfig = context.config
         self._config = config
+        self._requests = TokenRequests()
         self._key = key_of(context, config.private_key_ref, config.key_id)
         self.registration: Registration | None = None
         if config.client_id:
@@ -129,6 +131,8 @@ class TokenClient:
                 ("code_challenge_method", "S256"), ("resource", server.resource)]  # fmt: skip
         if server.scopes:
             form.append(("scope", " ".join(server.scopes)))
+        if "offline_access" in server.scopes:  # OpenID Connect Core 1.0 section 11: else there is no refresh token
+            form.append(("prompt", "consent"))
         return f"{server.authorization}{'&' if '?' in server.authorization else '?'}{urlencode(form)}"
 
     async def by_code(self, server: ServerMetadata, client: Registration, code: str, verifier: str) -> Tokens:
@@ -157,9 +161,7 @@ class TokenClient:
     async def revoke(self, server: ServerMetadata, client: Registration, token: str) -> None:
         """Have a token end (RFC 7009). Raises FetchError."""
         if server.revocation is not None:
-            form = [("token", token)]
-            lines = self._authenticate(server, client, form)
-            await _post(server.revocation, form, lines)
+            await self._answer(server.revocation, server, client, [("token", token)])
 
     # --- asking ----------------------------------------------------------------------------------------------------
     async def _tokens(self, server: ServerMetadata, client: Registration, form: Form) -> Tokens:
@@ -172,17 +174,21 @@ class TokenClient:
         return Tokens(SecretBytes(found.value), refresh, found.life_s)
 
     async def _ask(self, server: ServerMetadata, client: Registration, form: Form) -> dict[str, Any]:
+        return json_of(server.token.call, await self._answer(server.token, server, client, form))
+
+    async def _answer(self, endpoint: Endpoint, server: ServerMetadata, client: Registration, form: Form) -> CallAnswer:
+        """The answer of whatever status. Raises FetchError."""
         lines = self._authenticate(server, client, form)
-        return await ask_json(server.token.checked(), server.token.path, form=form, fields=lines)
+        return await self._requests.send(endpoint.checked(), endpoint.path, form, client.client_id, lines)
 
     def _authenticate(self, server: ServerMetadata, client: Registration, form: Form) -> Lines:
         """The fields that authenticate the client; other methods add to the form. Raises FetchError."""
         if client is self.registration and (missing := self._missing_secret()):
             raise FetchError(f"the Secret of {missing} is missing")
-        form.append(("client_id", client.client_id))  # some servers look there, whatever authenticates the client
         is_own_key = self._key is not None and client is self.registration
         if client.secret and self._is_basic(server, client):
             return basic(client.client_id, client.secret.encode("latin-1", "replace"))
+        form.append(("client_id", client.client_id))
         if client.secret:
             form.append(("client_secret", client.secret))
         elif is_own_key:
@@ -197,12 +203,6 @@ class TokenClient:
         return (
             not server.methods or "client_secret_basic" in server.methods or "client_secret_post" not in server.methods
         )
-
-
-async def _post(endpoint: Endpoint, form: Form, lines: Lines) -> None:
-    """Raises FetchError where nobody answers; whatever the answer is."""
-    fields = [*lines, (b"content-type", b"application/x-www-form-urlencoded")]
-    await answer_of(endpoint.checked(), b"POST", endpoint.path, fields, urlencode(form).encode())
 
 
 def new_secret() -> str:

@@ -7,7 +7,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai.translation.anthropic.request_reader import IMAGE_TYPES
-from egressproxy.ai.translation.content import arguments_object, check_arguments, only_texts, without_none
+from egressproxy.ai.translation.content import (
+    arguments_object,
+    call_id,
+    check_arguments,
+    only_texts,
+    said,
+    without_none,
+)
 from egressproxy.ai.translation.conversation import (
     ContentPart,
     Conversation,
@@ -95,7 +102,9 @@ def _turns(conversation: Conversation) -> Work[tuple[Any, list[dict[str, Any]]]]
             role = "system"
         else:
             role = turn.role.value
-            blocks = [_block(part, turn, conversation.losses) for part in turn.parts]
+            blocks = [_block(part, turn, conversation.losses) for part in said(turn.parts)]
+        if messages and not messages[-1]["content"]:
+            messages.pop()
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += blocks
         else:
@@ -122,13 +131,13 @@ def _block(part: ContentPart, turn: Turn, losses: Losses) -> dict[str, Any]:
     if type(part) is Text:
         return _text(part)
     if type(part) is ToolResult:
-        block: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.call_id}
-        if part.parts:
-            content = [_text(one) if type(one) is Text else _image(one, losses) for one in part.parts]
+        block: dict[str, Any] = {"type": "tool_result", "tool_use_id": call_id(part.call_id)}
+        content = [_text(one) if type(one) is Text else _image(one, losses) for one in said(part.parts)]
+        if content:
             block["content"] = _shortest(content)
         return block
     if type(part) is ToolCall:
-        return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments_object(part)}
+        return {"type": "tool_use", "id": call_id(part.id), "name": part.name, "input": arguments_object(part)}
     if type(part) is RefusalText:  # text of the model
         return {"type": "text", "text": part.text}
     if turn.role is not Role.USER:

@@ -10,9 +10,11 @@ from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.translation.apis import model_in_path
 from egressproxy.ai.translation.content import (
     arguments_object,
+    call_id,
     check_arguments,
     check_last_turn,
     only_texts,
+    said,
     without_none,
 )
 from egressproxy.ai.translation.conversation import (
@@ -49,8 +51,7 @@ def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]
         {"text": part.text}
         for turn in conversation.turns
         if turn.role in (Role.SYSTEM, Role.DEVELOPER)
-        for part in only_texts(turn.parts, "a system prompt")
-        if part.text
+        for part in said(only_texts(turn.parts, "a system prompt"))
     ]
     temperature = conversation.temperature
     inference = without_none(
@@ -94,13 +95,15 @@ def _drop_or_refuse(conversation: Conversation) -> None:
 
 
 def _messages(conversation: Conversation) -> Work[list[dict[str, Any]]]:
-    """The messages; neighbours of one role are one, since the roles have to alternate."""
+    """The messages; neighbours of one role are one, since the roles have to alternate, and empty ones are refused."""
     messages: list[dict[str, Any]] = []
     for turn in conversation.turns:
         yield
         if turn.role in (Role.SYSTEM, Role.DEVELOPER):
             continue
-        blocks = [_block(part, turn, conversation) for part in turn.parts if not (type(part) is Text and not part.text)]
+        blocks = [_block(part, turn, conversation) for part in said(turn.parts)]
+        if messages and not messages[-1]["content"]:
+            messages.pop()
         if messages and messages[-1]["role"] == turn.role.value:
             messages[-1]["content"] += blocks
         else:
@@ -110,14 +113,12 @@ def _messages(conversation: Conversation) -> Work[list[dict[str, Any]]]:
 
 def _block(part: ContentPart, turn: Turn, conversation: Conversation) -> dict[str, Any]:
     if isinstance(part, ToolCall):
-        return {"toolUse": {"toolUseId": part.id, "name": part.name, "input": arguments_object(part)}}
+        return {"toolUse": {"toolUseId": call_id(part.id), "name": part.name, "input": arguments_object(part)}}
     if isinstance(part, ToolResult):
         content = [
-            {"text": one.text} if isinstance(one, Text) else _image(one, conversation)
-            for one in part.parts
-            if isinstance(one, Image) or one.text
+            {"text": one.text} if isinstance(one, Text) else _image(one, conversation) for one in said(part.parts)
         ]
-        result: dict[str, Any] = {"toolUseId": part.call_id, "content": content}
+        result: dict[str, Any] = {"toolUseId": call_id(part.call_id), "content": content}
         return {"toolResult": result | {"status": "error"} if part.is_error else result}
     if not isinstance(part, Image):
         return {"text": part.text}
@@ -140,15 +141,13 @@ def _tool_config(conversation: Conversation) -> dict[str, Any] | None:
     """Tools and their choice. There is no choice of none: tools that must not be called are not offered."""
     choice = conversation.tool_choice
     mode = "auto" if choice is None else choice.mode
-    if mode == "none":
+    if mode == "none" or (mode == "auto" and not conversation.tools):
         if any(isinstance(part, ToolCall) for turn in conversation.turns for part in turn.parts):
             why = "cannot be translated: Bedrock has no choice of none, and wants tools beside their calls"
-            raise Untranslatable(conversation.name_of("tool_choice"), why)
+            raise Untranslatable(conversation.name_of("tool_choice" if mode == "none" else "tools"), why)
         return None
     if not conversation.tools:
-        if mode != "auto":
-            raise Untranslatable(conversation.name_of("tool_choice"), "names a tool, and no tool is offered")
-        return None
+        raise Untranslatable(conversation.name_of("tool_choice"), "names a tool, and no tool is offered")
     config: dict[str, Any] = {"tools": [_tool(tool) for tool in conversation.tools]}
     if mode == "required":
         config["toolChoice"] = {"any": {}}

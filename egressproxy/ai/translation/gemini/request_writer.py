@@ -95,7 +95,9 @@ def _drop_or_refuse(conversation: Conversation, *, always_thinks: bool) -> None:
 
 
 def _contents(conversation: Conversation, *, needs_signature: bool) -> Work[list[dict[str, Any]]]:
-    """The messages; neighbours of one role are one, with results of tools first, as a turn behind calls needs them."""
+    """The messages; neighbours of one role are one, with results of tools first, as a turn behind calls needs them.
+    Those that say nothing are left out, but for the last: Gemini refuses them.
+    """
     names = names_of_calls(conversation)
     contents: list[dict[str, Any]] = []
     for turn in conversation.turns:
@@ -103,6 +105,8 @@ def _contents(conversation: Conversation, *, needs_signature: bool) -> Work[list
         if turn.role in (Role.SYSTEM, Role.DEVELOPER):
             continue
         role = "model" if turn.role is Role.ASSISTANT else "user"
+        if contents and not contents[-1]["parts"]:
+            contents.pop()
         if not contents or contents[-1]["role"] != role:
             contents.append({"role": role, "parts": []})
         parts: list[dict[str, Any]] = contents[-1]["parts"]

@@ -183,7 +183,7 @@ class Pipelines:
         config: dict[str, Any] = {"processingMode": _mode(written.config.phases)}
         context = {**written.context, **written.config.context}
         if context:
-            config["grpcInitialMetadata"] = [{"key": key, "value": value} for key, value in context.items()]
+            config["grpcInitialMetadata"] = [{"key": key.lower(), "value": value} for key, value in context.items()]
         processor = Processor.model_construct(
             name=written.name,
             config=config,

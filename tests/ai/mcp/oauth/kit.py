@@ -81,6 +81,8 @@ class Login(Server):
         place, asked = urlsplit(url), dict(parse_qsl(urlsplit(url).query, strict_parsing=True))
         assert f"{place.scheme}://{place.netloc}{place.path}" == self.metadata["authorization_endpoint"]
         assert (asked["response_type"], asked["code_challenge_method"]) == ("code", "S256")
+        # OpenID Connect Core 1.0 section 11: a server ignores offline_access without this.
+        assert ("offline_access" in asked["scope"].split()) == (asked.get("prompt") == "consent")
         assert asked["redirect_uri"] in self.clients[asked["client_id"]]["redirect_uris"]
         code = f"code-{len(self.codes)}"
         self.codes[code] = asked

@@ -54,7 +54,7 @@ async def test_one_token_serves_all_clients_and_is_for_the_resource():
     assert server.paths == ["/.well-known/oauth-protected-resource/mcp"]
     assert login.paths == ["/.well-known/oauth-authorization-server", "/token"]
     form, basic = login.forms[0]
-    assert form == {"grant_type": "client_credentials", "resource": RESOURCE, "scope": "read", "client_id": "gw"}
+    assert form == {"grant_type": "client_credentials", "resource": RESOURCE, "scope": "read"}
     assert b64decode(basic.partition(b" ")[2]) == b"gw:s3cret%3A%2B"
     filter.close()
 

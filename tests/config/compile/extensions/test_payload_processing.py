@@ -73,7 +73,7 @@ def test_the_published_pipeline_means_what_ours_does():
 
 
 def test_a_filter_may_have_the_processors_itself():
-    found = extension(route(inline(config={"timeout": "500ms"}, context={"tenant_id": "customer-a"})))
+    found = extension(route(inline(config={"timeout": "500ms"}, context={"Tenant_ID": "customer-a"})))
     assert (found.name, found.fail_open, found.timeout_s) == ("guardrails", False, 0.5)
     assert json.loads(found.config)["grpcInitialMetadata"] == [{"key": "tenant_id", "value": "customer-a"}]
     assert found.source == "HTTPRoute default/route"
@@ -120,7 +120,7 @@ def test_a_service_of_several_ports_needs_one():
         '{"type": "PayloadProcessing", "payloadProcessing": []}',
         inline(backendRefs=[]),
         inline(config={"failureMode": "maybe"}),
-        inline(context={"Tenant": "a"}),
+        inline(context={"the tenant": "a"}),
         inline(context={"tenant": "a\nb"}),
         "{type: PayloadProcessingRef, payloadProcessingRef: {name: guarded, kind: Other}}",
         "{type: PayloadProcessingRef}",
