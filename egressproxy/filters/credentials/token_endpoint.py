@@ -27,7 +27,7 @@ _ERROR_CODE: Final = re.compile(r"[a-z_]{1,40}")
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,65536}")
 
 #: Error codes by which servers say that they do not know who asks (RFC 6749 section 5.2).
-_UNKNOWN_CLIENT: Final = frozenset(("invalid_client", "unauthorized_client"))
+_UNKNOWN_CLIENT: Final = ("invalid_client", "unauthorized_client")
 
 Form = Sequence[tuple[str, str]]
 
