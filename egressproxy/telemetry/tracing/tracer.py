@@ -204,6 +204,13 @@ class Recording(ExchangeSpans, ExchangeTrace):
     def sampled_ids(self) -> tuple[bytes, bytes] | None:
         return self.ids if self.is_sampled else None
 
+    def below(self, parent_id: bytes) -> Recording:
+        """As of ExchangeTrace: what the client says of itself holds for it, too."""
+        made = Recording(self.tracer, self.line, self.trace_id, self.tracer.contexts.span_id(), self.is_sampled)
+        made.parent_id, made.user_agent, made.request_id = parent_id, self.user_agent, self.request_id
+        made.headers = self.headers
+        return made
+
     def start_attempt(self, exchange: Exchange) -> bytes:
         """As of ExchangeTrace. The span of the attempt is the parent of what is behind."""
         span_id = self.unused_id

@@ -31,6 +31,7 @@ class _MetadataAtRoot(CredentialRenewed):
     """The server has no metadata for its path: the request goes once more, for that of its root."""
 
     outcome = "metadata_at_root"
+    default_status = 404  # of a server that asks for no authorization, where nothing is sent once more
 
 
 class PassThrough(Filter):
