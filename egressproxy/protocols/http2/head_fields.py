@@ -14,7 +14,7 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED
-from egressproxy.protocols.http1.writer import WITH_CONTENT, check_written, http_date, via_line
+from egressproxy.protocols.http1.writer import CR, LF, WITH_CONTENT, http_date, line_break, via_line
 from egressproxy.protocols.http2.field_coding import EncodedLines, encoded, encoded_once
 from egressproxy.protocols.http2.heads import CONNECTION_SPECIFIC
 from egressproxy.protocols.http2.remembered_fields import FieldList
@@ -43,14 +43,15 @@ def request_code(head: RequestHead, host: bytes, pseudonym: bytes, *, is_secure:
     A head with an `upgrade` is an extended CONNECT for that protocol (RFC 8441 section 4), if its caller has seen that
     this is allowed. The content has to follow in the length that `head.body` says.
     """
-    method, body = head.method, head.body
-    check_written(head.path, host)
+    method, body, path = head.method, head.body, head.path
+    if LF in path or CR in path or LF in host or CR in host or LF in method or CR in method:
+        raise line_break()
     lines = head.fields.block.split(b"\r\n")
     lines[0] = via_line(head.via, head.http_1_0, pseudonym)[2:]
     codes = [
         _CONNECT if head.upgrade else _METHODS[method],
         _HTTPS if is_secure else _HTTP,
-        encoded_once(b":path", head.path),
+        encoded_once(b":path", path),
         encoded_once(b":authority", host),
     ]
     if head.upgrade:
