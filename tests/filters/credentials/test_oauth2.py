@@ -174,6 +174,7 @@ async def failed(made) -> GatewayFault:
     [
         ((400, {"error": "invalid_client", "error_description": "S3CR3T-CLIENT is wrong"}), "400 (invalid_client)"),
         ((400, {"error": "S3CR3T-CLIENT is wrong"}), "answered with 400 for"),
+        ((400, {"error": {"code": "S3CR3T"}}), "answered with 400 for"),
         ((500, b"S3CR3T"), "answered with 500"),
         ((302, b""), "answered with 302"),  # a redirect is not followed
         ((200, b"S3CR3T"), "no JSON object"),
