@@ -37,7 +37,7 @@ _NO_SCOPES: Final = LimitScopes("", "", "")
 _GRPC_PORT: Final = 4317
 _OF_GRPC: Final = frozenset({Protocol.GRPC, Protocol.H2C, Protocol.HTTP2})
 _SECRET_FIELDS: Final = frozenset((*CREDENTIAL_FIELDS, "cookie", "set-cookie", "proxy-authorization"))
-#: Attributes of spans of one kind alone.
+#: Attributes of one kind of span that cannot be repeated.
 _NOT_COPIED: Final = frozenset(("url.full", "client.port"))
 _SOURCES: Final = {each.value: each for each in AttributeSource}
 
