@@ -117,6 +117,7 @@ class MirrorRequest(OwnCaller):
         own.backend = mirror.backend
         own.series = mirror.series
         own.forget_state(original.state)  # the original keeps its own state
+        own.trace = None
         own.max_body_bytes = -1
         own.attempts = 0
 
