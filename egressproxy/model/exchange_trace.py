@@ -54,8 +54,10 @@ class Tracer(Protocol):
 
     __slots__ = ()
 
-    def start(self, exchange: Exchange, head: RequestHead | None) -> None:
-        """Read the context of the client's request, and write the one that goes on. None: there is no request."""
+    def start(self, exchange: Exchange, head: RequestHead | None, is_ours: bool) -> None:
+        """Read the context of the client's request, and write the one that goes on. None: there is no request.
+        `is_ours`: the context is that of another exchange here.
+        """
 
 
 class Exporter(Protocol):

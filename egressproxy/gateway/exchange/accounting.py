@@ -45,10 +45,11 @@ class Accounting:
         self._number = 0
 
     def new_exchange(
-        self, client: str, listener: ActiveListener, identity: CallerIdentity, head: RequestHead | None = None
-    ) -> Exchange:
+        self, client: str, listener: ActiveListener, identity: CallerIdentity, head: RequestHead | None = None,
+        is_ours: bool = False,
+    ) -> Exchange:  # fmt: skip
         """An exchange of this client (`address:port`) that begins now, with a request id of its own. `head`: as it came
-        from the client, if this is one of HTTP.
+        from the client, if this is one of HTTP; `is_ours`: with a context of our own.
         """
         self._number += 1
         made = Exchange(
@@ -56,7 +57,7 @@ class Accounting:
             self._id_prefix + hex(self._number)[2:], listener.series,
         )  # fmt: skip
         if listener.tracer is not None:
-            listener.tracer.start(made, head)
+            listener.tracer.start(made, head, is_ours)
         return made
 
     def record_error(self, exchange: Exchange, pipeline: Pipeline, error: GatewayError) -> None:

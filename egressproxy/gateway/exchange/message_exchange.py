@@ -57,7 +57,7 @@ class MessageExchange:
         self._read = api.reader()
         assert messages.head is not None
         head = messages.head.copy()  # with the trace of the upgrade
-        exchange = self.exchange = accounting.new_exchange(client.client, client.listener, upgrade.identity, head)
+        exchange = self.exchange = accounting.new_exchange(client.client, client.listener, upgrade.identity, head, True)
         exchange.add_log_fields({"websocket": upgrade.request_id})
         exchange.keep(MESSAGES, messages)
         exchange.backend_origin, exchange.addresses = upgrade.backend_origin, upgrade.addresses

@@ -91,10 +91,10 @@ class OwnTracer(Tracer):
         #: The attributes that header fields give, with the names of those.
         self.fields = tuple((name, field.encode()) for name, field in of_kind[AttributeSource.HEADER])
 
-    def start(self, exchange: Exchange, head: RequestHead | None) -> None:
+    def start(self, exchange: Exchange, head: RequestHead | None, is_ours: bool) -> None:
         if head is not None:
             fields = head.fields
-            if not self._continues:
+            if not (self._continues or is_ours):
                 fields.cut(_OF_CLIENT)
             else:
                 found = find_lines(fields.block)

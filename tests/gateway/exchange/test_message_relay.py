@@ -190,8 +190,9 @@ def test_one_response_follows_the_other(converse: Start):
     assert server.hears()["input"] == "more"
 
 
-def test_a_response_is_below_its_websocket_in_a_trace(converse: Start):
-    talk = converse(traced(config(*filters(TokenMeter={}))))
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_response_is_below_its_websocket_in_a_trace(converse: Start, continues: bool):
+    talk = converse(traced(config(*filters(TokenMeter={})), continues=continues))
     client, server = opened(talk)
     client.says(CREATE)
     server.hears()
