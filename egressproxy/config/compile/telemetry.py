@@ -73,7 +73,7 @@ class TelemetryPolicies:
         return self._made[policy.key]
 
     def statuses(self, generations: Mapping[Key, int], served: Collection[Key]) -> dict[Key, Status]:
-        """The status of every policy, without Gateways that are not among those `served` here: others tell of them."""
+        """The status of every policy, for its Gateways among `served`. Other gateways report on the rest."""
         return {policy.key: self._status(policy, generations[policy.key], served) for policy in self._policies}
 
     def collectors(self, served: Collection[Key]) -> Iterable[tuple[Key, Key]]:

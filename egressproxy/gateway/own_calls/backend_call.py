@@ -73,7 +73,7 @@ class BackendCall:
 
     @asynccontextmanager
     async def _counted(self, timeout_s: float, late: Reason, was_late: str, done: str) -> AsyncIterator[None]:
-        """Bounds a call and counts it. Raises CallFailed, in these words and with the reason `late` behind its time."""
+        """A context that bounds a call and counts it. Raises CallFailed: `late` when its time is over."""
         started = monotonic()
         result = "cancelled"  # the client has left, or the filter's time is over
         try:

@@ -306,7 +306,7 @@ class Recording(ExchangeSpans, ExchangeTrace):
         series.show(ANSWER, (self.trace_id, span_id, seconds, at_s))
 
     def _add_named(self, exchange: Exchange) -> None:
-        """Add the attributes of the policy that the response gives, and copies of those that are not shared."""
+        """Add the attributes that the response gives, and copies of those that are of this exchange alone."""
         found = self.headers or []
         if exchange.has_response:
             known = {name for name, _ in found}
