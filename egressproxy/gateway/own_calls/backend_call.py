@@ -59,12 +59,14 @@ class BackendCall:
         timeout_s: float,
         x: Exchange | None = None,
     ) -> CallAnswer:
-        async with self._counted(timeout_s, Reason.RESPONSE_TIMEOUT, "did not answer", "asked"):
+        message = f"backend {self.backend} did not answer within {timeout_s:g} s"
+        async with self._counted(timeout_s, CallFailed(Reason.RESPONSE_TIMEOUT, message), "asked"):
             return await self._answer(method, path, Fields.of(fields), body, x)
 
     async def open(self, protocol: asyncio.Protocol, *, timeout_s: float) -> asyncio.Transport:
         inner = self._own_exchange(RequestHead(b"CONNECT", b"/", Fields()), None)
-        async with self._counted(timeout_s, Reason.CONNECT_TIMEOUT, "could not be reached", "reached"):
+        message = f"backend {self.backend} could not be reached within {timeout_s:g} s"
+        async with self._counted(timeout_s, CallFailed(Reason.CONNECT_TIMEOUT, message), "reached"):
             cluster = self._cluster
             if cluster is None:
                 assert self._fault is not None
@@ -72,7 +74,7 @@ class BackendCall:
             return await cluster.open(inner, cluster.target(inner), self._chain.connect, protocol, ())
 
     @asynccontextmanager
-    async def _counted(self, timeout_s: float, late: Reason, was_late: str, done: str) -> AsyncIterator[None]:
+    async def _counted(self, timeout_s: float, late: CallFailed, done: str) -> AsyncIterator[None]:
         """A context that bounds a call and counts it. Raises CallFailed: `late` when its time is over."""
         started = monotonic()
         result = "cancelled"  # the client has left, or the filter's time is over
@@ -81,8 +83,8 @@ class BackendCall:
                 yield
             result = "ok"
         except TimeoutError:
-            result = late.value
-            raise CallFailed(late, f"backend {self.backend} {was_late} within {timeout_s:g} s") from None
+            result = late.reason.value
+            raise late from None
         except GatewayError as error:
             result = error.reason.value
             raise CallFailed(error.reason, f"backend {self.backend} could not be {done}: {error.message}") from None
