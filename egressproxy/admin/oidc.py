@@ -124,9 +124,10 @@ class OidcLogin:
         now = monotonic()
         age = now - self._fetched_at
         if self._fetching is None and age >= min(age_s, REFRESH_S) and now - self._tried_at >= PAUSE_S:
-            self._fetching = asyncio.get_running_loop().create_task(self._try())
+            self._tried_at, self._fetching = now, asyncio.get_running_loop().create_task(self._try())
         if self._fetching is not None:  # a client that leaves does not end it for others
-            await asyncio.wait((self._fetching,), timeout=DUE_S if age < age_s else None)
+            left_s = max(self._tried_at + DUE_S - now, 0.0)  # one who asks later waits no more
+            await asyncio.wait((self._fetching,), timeout=left_s if age < age_s else None)
         if not self._keys:
             raise ApiError(
                 503, "ServiceUnavailable", f"the issuer {self._issuer} does not answer as it should: see the log"

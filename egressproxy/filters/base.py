@@ -120,13 +120,13 @@ class NextAttempt(UpstreamFault):
 
 class RepeatRequest(NextAttempt):
     """The filter sends another request now: it goes to the same backend once more, whether or not the rule has retries.
-    Without sessions and retries, and for a long body, the client gets 502 with `why`. `outcome` is that of the first
-    attempt.
+    Without sessions and retries, and for a long body, the client gets `status` with `why`. `outcome` is that of the
+    first attempt.
     """
 
-    def __init__(self, outcome: str, why: str) -> None:
+    def __init__(self, outcome: str, why: str, status: int = 502) -> None:
         super().__init__(why)
-        self.outcome = outcome
+        self.outcome, self.status = outcome, status
 
 
 class UnusableReference(ValueError):

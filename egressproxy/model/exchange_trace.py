@@ -28,6 +28,9 @@ class ExchangeTrace(Protocol):
     def sampled_ids(self) -> tuple[bytes, bytes] | None:
         """As `ids`; None where the trace may yet be left out."""
 
+    def below(self, parent_id: bytes) -> ExchangeTrace:
+        """The trace of an exchange within this one, below the span of an attempt. It is recorded as this one is."""
+
     def start_attempt(self, exchange: Exchange) -> bytes:
         """The id of the span of an attempt that begins now."""
 
@@ -54,10 +57,8 @@ class Tracer(Protocol):
 
     __slots__ = ()
 
-    def start(self, exchange: Exchange, head: RequestHead | None, is_ours: bool) -> None:
-        """Read the context of the client's request, and write the one that goes on. None: there is no request.
-        `is_ours`: the context is that of another exchange here.
-        """
+    def start(self, exchange: Exchange, head: RequestHead | None) -> None:
+        """Read the context of the client's request, and write the one that goes on. None: there is no request."""
 
 
 class Exporter(Protocol):

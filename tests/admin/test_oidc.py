@@ -216,6 +216,9 @@ async def test_keys_that_are_known_need_no_answer_of_an_issuer_that_hangs(
     monkeypatch.setattr("egressproxy.admin.oidc._call", hang)
     async with asyncio.timeout(5):
         assert await status(login, issuer.token()) == 0
+        monkeypatch.setattr("egressproxy.admin.oidc.DUE_S", 60.0)
+        login._tried_at -= 60.0
+        assert await status(login, issuer.token()) == 0, "the first one alone has waited"
 
 
 async def test_keys_that_are_new_are_fetched_and_those_from_before_hold_while_it_is_silent(

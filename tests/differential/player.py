@@ -510,7 +510,7 @@ def traces(asked: Played) -> Seen:
     x.path, x.status, x.ended_at = octets(asked["path"]), asked["status"], 100.25
     x.series = Series(("a/gw", *"------"))
     seen: Seen = []
-    tried(seen, lambda: tracer.start(x, x.request, False))
+    tried(seen, lambda: tracer.start(x, x.request))
     trace = x.trace
     if trace is not None:
         seen.append(trace.log_text)

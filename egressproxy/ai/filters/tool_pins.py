@@ -315,7 +315,7 @@ class ToolPins:
         if len(definition.text) <= MAX_KEPT and len(self._good) < MAX_TOOLS:
             self._good[backend, name] = definition.members
         was_told = self._told.pop((backend, name), None) is not None
-        if self._mark(backend, name, deviates=False) or was_told:
+        if self._mark(backend, name, 0.0) or was_told:
             self._notices.normal("ToolAsPinned", f"{where} is as it was pinned")
         return True
 
@@ -379,8 +379,9 @@ class ToolPins:
 
     def _deviates(self, reason: str, kind: str, backend: str, name: str, why: str, hash_: str) -> bool:
         """Tell of a tool that deviates. Returns whether it is shown all the same."""
-        if self._pins_of(backend, name) is not None:  # others are refused anyway: a server cannot fill the table
-            self._mark(backend, name, deviates=True)
+        pins = self._pins_of(backend, name)
+        if pins is not None:  # others are refused anyway: a server cannot fill the table
+            self._mark(backend, name, 1.0 if hash_ in pins else _number(hash_))
         self._found.add(1, kind, "withheld" if self._enforces else "reported")
         if self._is_news(backend, name, f"{kind} {hash_}"):
             outcome = "it is taken out of lists, and its calls are refused" if self._enforces else "mode is Report"
@@ -413,8 +414,8 @@ class ToolPins:
             self._found.add(1, "call", "denied" if self._enforces else "reported")
         return why if self._enforces else ""
 
-    def _mark(self, backend: str, name: str, *, deviates: bool) -> bool:
-        """False: it did not deviate before, and does not now."""
+    def _mark(self, backend: str, name: str, deviates: float) -> bool:
+        """False: it did not deviate before, and does not now. `deviates`: 0.0, or what `_is_marked` goes by."""
         table, now = self._deviating, monotonic()
         if not deviates and not self._is_marked(backend, name):
             return False
@@ -422,7 +423,7 @@ class ToolPins:
         with table.lock:
             at = table.find(table.key(f"{backend}\0{name}".encode("utf-8", "replace")), now)
             if not table.is_shared_entry(at):
-                table.cells[at], table.cells[at + 1] = (now + _YEARS, 1.0) if deviates else (0.0, 0.0)
+                table.cells[at], table.cells[at + 1] = (now + _YEARS, deviates) if deviates else (0.0, 0.0)
             elif deviates:
                 self._unkept.add((backend, name))
         return True
@@ -432,7 +433,13 @@ class ToolPins:
             return True
         table = self._deviating
         key = table.key(f"{backend}\0{name}".encode("utf-8", "replace"))
-        return table.peek(key, monotonic())[1] > 0
+        found = table.peek(key, monotonic())[1]
+        return found > 0 and found not in map(_number, self._pins_of(backend, name) or ())  # it may be pinned by now
+
+
+def _number(hash_: str) -> float:
+    """A number of its own for each definition, which a double holds exactly."""
+    return 2.0 + int(hash_[-12:], 16)
 
 
 class LearnedPins:

@@ -25,8 +25,8 @@ ASSUMED_LIFE_S: Final = 3600.0
 _ERROR_CODE: Final = re.compile(r"[a-z_]{1,40}")
 #: A token that a field can have (RFC 6750 section 2.1, and what goes beyond it in practice).
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,65536}")
-#: Error codes by which servers say that they do not know who asks (RFC 6749 section 5.2).
-_UNKNOWN_CLIENT: Final = ("invalid_client", "unauthorized_client")
+#: Error codes by which servers say that they do not know who asks, or miss a parameter (RFC 6749 section 5.2).
+_UNKNOWN_CLIENT: Final = ("invalid_client", "unauthorized_client", "invalid_request")
 
 Form = Sequence[tuple[str, str]]
 
@@ -71,10 +71,15 @@ class TokenRequests:
         answer = await answer_of(call, b"POST", path, lines, urlencode(named if self._is_named else form).encode())
         if not basic or self._is_named or answer.status < 400:
             return answer
-        if (json_object(answer.body) or {}).get("error") in _UNKNOWN_CLIENT:
+        if _error_of(answer) in _UNKNOWN_CLIENT:
             answer = await answer_of(call, b"POST", path, lines, urlencode(named).encode())
-            self._is_named = answer.status < 400
+            # A code may be refused now, since the first request has used it up: the next one is to succeed.
+            self._is_named = answer.status < 400 or _error_of(answer) not in (None, *_UNKNOWN_CLIENT)
         return answer
+
+
+def _error_of(answer: CallAnswer) -> object:
+    return (json_object(answer.body) or {}).get("error")
 
 
 async def ask_json(

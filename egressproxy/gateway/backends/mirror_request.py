@@ -117,9 +117,7 @@ class MirrorRequest(OwnCaller):
         own.backend = mirror.backend
         own.series = mirror.series
         own.forget_state(original.state)  # the original keeps its own state
-        own.trace = None
-        own.max_body_bytes = -1
-        own.attempts = 0
+        own.max_body_bytes, own.attempts, own.trace = -1, 0, None
 
     # --- the request's side ----------------------------------------------------------------------------------------
     def begin(self, length: BodyLength) -> None:

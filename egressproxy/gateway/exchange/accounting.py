@@ -45,11 +45,10 @@ class Accounting:
         self._number = 0
 
     def new_exchange(
-        self, client: str, listener: ActiveListener, identity: CallerIdentity, head: RequestHead | None = None,
-        is_ours: bool = False,
-    ) -> Exchange:  # fmt: skip
+        self, client: str, listener: ActiveListener, identity: CallerIdentity, head: RequestHead | None = None
+    ) -> Exchange:
         """An exchange of this client (`address:port`) that begins now, with a request id of its own. `head`: as it came
-        from the client, if this is one of HTTP; `is_ours`: with a context of our own.
+        from the client, if this is one of HTTP.
         """
         self._number += 1
         made = Exchange(
@@ -57,7 +56,7 @@ class Accounting:
             self._id_prefix + hex(self._number)[2:], listener.series,
         )  # fmt: skip
         if listener.tracer is not None:
-            listener.tracer.start(made, head, is_ours)
+            listener.tracer.start(made, head)
         return made
 
     def record_error(self, exchange: Exchange, pipeline: Pipeline, error: GatewayError) -> None:

@@ -25,6 +25,7 @@ from egressproxy.gateway.exchange.readmission import check_gateway, sends_alike
 from egressproxy.gateway.route import Route
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import SENT_BODY, Exchange
+from egressproxy.model.exchange_trace import ExchangeTrace
 from egressproxy.model.fields import EVENT_STREAM, Fields
 from egressproxy.model.message import CHUNKED, ResponseHead
 from egressproxy.model.strict_json import Unreadable
@@ -56,8 +57,9 @@ class MessageExchange:
         self._answer: BodyChain | None = None  # that the answer passes, once it has begun
         self._read = api.reader()
         assert messages.head is not None
-        head = messages.head.copy()  # with the trace of the upgrade
-        exchange = self.exchange = accounting.new_exchange(client.client, client.listener, upgrade.identity, head, True)
+        exchange = self.exchange = accounting.new_exchange(client.client, client.listener, upgrade.identity)
+        trace: ExchangeTrace | None = upgrade.trace
+        exchange.trace = trace.below(upgrade.attempt_span_id) if trace is not None else None
         exchange.add_log_fields({"websocket": upgrade.request_id})
         exchange.keep(MESSAGES, messages)
         exchange.backend_origin, exchange.addresses = upgrade.backend_origin, upgrade.addresses
@@ -67,7 +69,8 @@ class MessageExchange:
         exchange.route, exchange.series = route.name, route.series
         self.pipeline = Pipeline()
         self.pipeline.exchange, self.pipeline.route = exchange, route
-        exchange.request, exchange.method = head, head.method
+        exchange.request = messages.head.copy()
+        exchange.method = exchange.request.method
 
     # --- the request -----------------------------------------------------------------------------------------------
     async def request(self, message: bytes) -> bytes:

@@ -237,7 +237,7 @@ class Authenticator:
         shown = self._keys.take(head)
         is_hidden = self._keys.drop_hidden(head)
         if is_hidden:
-            exchange.path = head.path.partition(b"?")[0]  # for the log, as the authority
+            exchange.path, exchange.trace = head.path.partition(b"?")[0], None  # for the log, and spans
             exchange.authority = exchange.authority if head.host else None
         if is_hidden or len(shown) > 1:
             challenges = self._challenges if client.tunnel is None else self._challenges_inside

@@ -10,6 +10,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
+from egressproxy.errors import GatewayFault, Reason
 from egressproxy.model.fields import VALUE, Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
@@ -50,7 +51,16 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
         tail += b"\r\nConnection: TE\r\nTE: trailers"
     if head.max_forwards >= 0:
         tail += b"\r\nMax-Forwards: %d" % head.max_forwards
-    return b"".join((method, b" ", head.path, b" HTTP/1.1\r\nHost: ", host, head.fields.block, tail, b"\r\n\r\n"))
+    path = head.path
+    if path is not head.target or b"\n" in host:
+        check_written(path, host)
+    return b"".join((method, b" ", path, b" HTTP/1.1\r\nHost: ", host, head.fields.block, tail, b"\r\n\r\n"))
+
+
+def check_written(path: bytes, host: bytes) -> None:
+    """Raises GatewayFault (502) for a line break that a filter has put there: what is behind is another request."""
+    if b"\n" in path or b"\r" in path or b"\n" in host:
+        raise GatewayFault(Reason.FILTER_FAILED, "a filter has put a line break into the path or the host", status=502)
 
 
 def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_0: bool, has_body: bool) -> bytes:

@@ -14,7 +14,7 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED
-from egressproxy.protocols.http1.writer import WITH_CONTENT, http_date, via_line
+from egressproxy.protocols.http1.writer import WITH_CONTENT, check_written, http_date, via_line
 from egressproxy.protocols.http2.field_coding import EncodedLines, encoded, encoded_once
 from egressproxy.protocols.http2.heads import CONNECTION_SPECIFIC
 from egressproxy.protocols.http2.remembered_fields import FieldList
@@ -44,6 +44,7 @@ def request_code(head: RequestHead, host: bytes, pseudonym: bytes, *, is_secure:
     this is allowed. The content has to follow in the length that `head.body` says.
     """
     method, body = head.method, head.body
+    check_written(head.path, host)
     lines = head.fields.block.split(b"\r\n")
     lines[0] = via_line(head.via, head.http_1_0, pseudonym)[2:]
     codes = [

@@ -271,7 +271,9 @@ class Encoder:
             _keep(self._attempt_parts, parts, shared)
         host = values[2]
         if host and path:
-            shared += text_attribute(_URL, (b"https://" if values[1] else b"http://") + host + path)
+            if not path.startswith(b"http"):  # the path toward a parent is a URL
+                path = (b"https://" if values[1] else b"http://") + host + path
+            shared += text_attribute(_URL, path)
         return _keep(self._attempts, key, shared) if len(path) <= MAX_KEPT_PATH else shared
 
     def _of_path(self, path: bytes) -> bytes:

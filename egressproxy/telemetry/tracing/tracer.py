@@ -91,10 +91,10 @@ class OwnTracer(Tracer):
         #: The attributes that header fields give, with the names of those.
         self.fields = tuple((name, field.encode()) for name, field in of_kind[AttributeSource.HEADER])
 
-    def start(self, exchange: Exchange, head: RequestHead | None, is_ours: bool) -> None:
+    def start(self, exchange: Exchange, head: RequestHead | None) -> None:
         if head is not None:
             fields = head.fields
-            if not (self._continues or is_ours):
+            if not self._continues:
                 fields.cut(_OF_CLIENT)
             else:
                 found = find_lines(fields.block)
@@ -204,6 +204,13 @@ class Recording(ExchangeSpans, ExchangeTrace):
     def sampled_ids(self) -> tuple[bytes, bytes] | None:
         return self.ids if self.is_sampled else None
 
+    def below(self, parent_id: bytes) -> Recording:
+        """As of ExchangeTrace: what the client says of itself holds for it, too."""
+        made = Recording(self.tracer, self.line, self.trace_id, self.tracer.contexts.span_id(), self.is_sampled)
+        made.parent_id, made.user_agent, made.request_id = parent_id, self.user_agent, self.request_id
+        made.headers = self.headers
+        return made
+
     def start_attempt(self, exchange: Exchange) -> bytes:
         """As of ExchangeTrace. The span of the attempt is the parent of what is behind."""
         span_id = self.unused_id
@@ -307,7 +314,7 @@ class Recording(ExchangeSpans, ExchangeTrace):
 
     def _add_named(self, exchange: Exchange) -> None:
         """Add the attributes that the response gives, and copies of those that are of this exchange alone."""
-        found = self.headers or []
+        found = [*(self.headers or ())]  # `below` shares it
         if exchange.has_response:
             known = {name for name, _ in found}
             found += _read([each for each in self.tracer.fields if each[0] not in known], exchange.response.fields)

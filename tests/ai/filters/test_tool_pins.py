@@ -235,6 +235,15 @@ def test_what_one_instance_has_seen_holds_for_the_others(converse: Start):
     assert [reason for reason, _ in server.told()] == ["ToolChanged", "ToolAsPinned"]
 
 
+def test_what_was_seen_is_allowed_once_it_is_pinned(converse: Start):
+    server = Server(converse(to(pinned(tools=[pin(SEARCH), pin(READ)]))))
+    assert server.lists({**SEARCH, "title": "Find"}, {**READ, "title": "Get"}) == []
+    server.talk.reload(to(pinned(tools=[pin(SEARCH), pin({**SEARCH, "title": "Find"}), pin(READ)])))
+    server._is_new = True
+    server.passes("search")
+    assert "not as it was pinned" in server.refuses("read")
+
+
 def test_differences_are_few_short_and_of_ascii():
     before = {"description": "é" * 500, "inputSchema": {"a": 1, "b": {"c": [1]}, "d": 2, "e": 3}}
     after = {"description": "é" * 499 + "\u202e", "inputSchema": {"b": {"c": [2]}, "d": "x" * 1000, "e": 4, "f": 5}}

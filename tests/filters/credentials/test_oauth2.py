@@ -9,6 +9,7 @@ from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.credentials import refresher
 from egressproxy.filters.credentials.signing_key import AssertionKey
+from egressproxy.filters.credentials.token_endpoint import TokenRequests
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.event_aggregator import EventAggregator
 from egressproxy.telemetry.filter_meter import FilterMetrics
@@ -62,6 +63,21 @@ async def test_a_server_gets_the_client_id_beside_basic_if_it_asks_for_that():
     await until(lambda: len(idp.asked) > 2)
     assert [b"client_id=me" in body for _, _, _, body in idp.asked] == [False, True, True]
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("second", "is_known"),
+    [
+        ((400, {"error": "invalid_grant"}), True),  # the first request has used the code up
+        ((400, {"error": "invalid_client"}), False),
+        ((503, b"later"), False),
+    ],
+)
+async def test_a_client_whom_a_server_knows_by_its_id_stays_known(second, is_known):
+    idp, requests = Endpoint((400, {"error": "invalid_request"}), second, granted()), TokenRequests()
+    for _ in range(2):
+        await requests.send(idp, "/token", [("code", "x")], "me", [(b"authorization", b"Basic eDp5")])
+    assert [b"client_id=me" in body for _, _, _, body in idp.asked] == [False, True, is_known]
 
 
 async def test_client_credentials_with_the_secret_in_the_form():
@@ -174,7 +190,7 @@ async def failed(made) -> GatewayFault:
     [
         ((400, {"error": "invalid_client", "error_description": "S3CR3T-CLIENT is wrong"}), "400 (invalid_client)"),
         ((400, {"error": "S3CR3T-CLIENT is wrong"}), "answered with 400 for"),
-        ((400, {"error": {"code": "S3CR3T"}}), "answered with 400 for"),
+        ((400, {"error": ["invalid_client"]}), "answered with 400 for"),
         ((500, b"S3CR3T"), "answered with 500"),
         ((302, b""), "answered with 302"),  # a redirect is not followed
         ((200, b"S3CR3T"), "no JSON object"),

@@ -190,9 +190,9 @@ def test_one_response_follows_the_other(converse: Start):
     assert server.hears()["input"] == "more"
 
 
-@pytest.mark.parametrize("continues", [True, False])
-def test_a_response_is_below_its_websocket_in_a_trace(converse: Start, continues: bool):
-    talk = converse(traced(config(*filters(TokenMeter={})), continues=continues))
+@pytest.mark.parametrize("tracing", [{}, {"continues": False}, {"parent_share": 0.0}], ids=["usual", "new", "sampled"])
+def test_a_response_is_below_its_websocket_in_a_trace(converse: Start, tracing: dict[str, Any]):
+    talk = converse(traced(config(*filters(TokenMeter={})), **tracing))
     client, server = opened(talk)
     client.says(CREATE)
     server.hears()

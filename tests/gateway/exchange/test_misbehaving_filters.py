@@ -9,6 +9,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import pytest
 
@@ -19,6 +20,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from tests.gateway.conftest import Start
 from tests.gateway.kit import forward
+from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
 
 POST = b"POST http://a.example/ HTTP/1.1\r\nHost: a.example\r\nContent-Length: 4\r\n\r\nbody"
@@ -158,3 +160,20 @@ def test_a_filter_that_returns_more_than_any_body_is_has_failed(converse: Start,
     made = Misbehaving(phase, lambda _x: flood, is_async=False, mode=BodyMode.BUFFER)
     talk = converse(forward(extensions=[scripted_filter("f", phase.value, failOpen=fails_open)]), filters={"f": made})
     assert outcome(talk) == (200 if fails_open else 502)
+
+
+@pytest.mark.parametrize("speaks_http2", [False, True])
+def test_a_line_break_that_a_filter_decodes_begins_no_other_request(converse: Start, speaks_http2: bool):
+    class Decoding(Filter):
+        def request_headers(self, x: Exchange) -> None:
+            x.request.path = unquote_to_bytes(x.request.path)
+
+    backend = m.backend("a", "a.example", 80, protocol="H2C" if speaks_http2 else "HTTP")
+    rule = m.http_route("route", m.prefix_rule("/", "a"))
+    extension = m.policy(extensions=[scripted_filter("decodes")])
+    talk = converse([m.gateway(m.http_listener(8080)), extension, backend, rule], filters={"decodes": Decoding()})
+    talk.client >> b"GET /x%0D%0A%0D%0AGET%20/admin HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    talk.dialled("a.example", 80)
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (502, "filter_failed")
+    assert b"admin" not in talk.origin.got

@@ -13,7 +13,7 @@ from egressproxy.model.admin_requests import HoldDecision
 from egressproxy.model.secret import SecretBytes
 from egressproxy.operators.approval.approval_hold import holds
 from tests.envoy.ext_authz.test_filter import auth
-from tests.gateway.backends.test_mirror import mirrored
+from tests.gateway.backends.test_mirror import both, mirrored
 from tests.gateway.exchange.test_hedging import dialled, hedging, passes
 from tests.gateway.kit import ESTABLISHED, OK, connect, forward, reverse
 from tests.support import manifests as m
@@ -468,6 +468,20 @@ def test_hedged_attempts_have_a_span_each(converse):
     assert "http.request.resend_count" not in attributes(lost)
 
 
+def test_a_copy_for_a_mirror_has_no_span(converse):
+    talk = converse(traced(mirrored()))
+    talk.client >> b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    backend, mirror = both(talk)
+    _, span_id, _ = context_of(backend.take(ASKED)[1].decode())
+    mirror.take(ASKED)
+    mirror >> OK.replace(b"200", b"500")
+    backend >> OK
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n(?:hi)?")
+    whole, *attempts = of_requests(talk)
+    assert [each.span_id.hex() for each in attempts] == [span_id]
+    assert {attributes(each)["http.response.status_code"] for each in (whole, *attempts)} == {200}
+
+
 def test_a_request_of_http2_is_traced(converse):
     talk = converse(traced(forward()))
     peer = Http2Client()
@@ -551,13 +565,3 @@ def test_filters_that_ask_others_have_spans(converse):
     whole, attempt, *waits = Seen(talk).spans
     assert [each.name for each in waits] == ["filter ExternalAuth", "filter hook", "filter hold", "dns", "connect"]
     assert [each.parent_span_id for each in waits] == [*3 * [whole.span_id], *2 * [attempt.span_id]]
-
-
-def test_what_a_mirror_waits_for_is_no_part_of_the_trace(converse):
-    talk = converse(traced(mirrored()))
-    talk.client >> get()
-    origin = talk.dialled("a.example", 80)
-    talk.dialled("b.example", 80)
-    origin >> OK
-    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\nhi")
-    assert [each.name for each in Seen(talk).spans if each.kind == INTERNAL] == ["dns", "connect"]

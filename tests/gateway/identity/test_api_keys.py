@@ -26,6 +26,7 @@ from tests.gateway.kit import ESTABLISHED, GET, GET_SENT, OK, OK_PASSED, TlsClie
 from tests.gateway.listeners.test_socks_connection import asks, login
 from tests.operators.approval.test_approval_hold import TYPE, decide
 from tests.support import manifests as m
+from tests.support.collector import Seen, traced
 from tests.support.conversation import Conversation
 
 # Not random: parameters of tests have them.
@@ -117,6 +118,8 @@ def test_a_key_that_is_spelled_otherwise_goes_to_no_provider(converse: Start, ol
         (b"\r\n\r\n", b"\r\nX-Note: egk%%255F%b\r\n\r\n"),
         (b"\r\n\r\n", b"\r\nSec-WebSocket-Protocol: realtime, openai-insecure-api-key.%b\r\n\r\n"),
         (b"\r\n\r\n", b"\r\nVia: 1.1 %b\r\n\r\n"),
+        (b"\r\n\r\n", b"\r\nX-Request-Id: %b\r\n\r\n"),
+        (b"\r\n\r\n", b"\r\nUser-Agent: %b\r\n\r\n"),
         (b"a.example", b"%b.example"),
         (b"/ HTTP", b"http://%b.example/ HTTP"),
         (b"/ HTTP", b"/?token=%b HTTP"),
@@ -124,14 +127,14 @@ def test_a_key_that_is_spelled_otherwise_goes_to_no_provider(converse: Start, ol
         (b"/ HTTP", b"/%%65%b HTTP"),
     ],
 )
-def test_a_key_where_none_is_read_goes_to_no_provider(converse: Start, old: bytes, new: bytes):
-    talk = converse(server())
+def test_a_key_where_none_is_read_goes_to_no_provider_and_into_no_log(converse: Start, old: bytes, new: bytes):
+    talk = converse(traced(server()))
     mark = 1 if b"%%65" in new else 4 if b"255F" in new else 0
     request = REVERSE_GET.replace(old, new % KEY.encode()[mark:], 1)
     both = shows(b"x-api-key", KEY, request)
     for each in (request, both):
         assert is_refused(talk, each, 401)[0] == "an API key stands where the gateway reads none"
-        assert KEY[4:] not in json.dumps(talk.records)
+        assert KEY[4:] not in f"{talk.records} {Seen(talk).spans}"
 
 
 @pytest.mark.parametrize("before", [b"", b"a", b"ab", b"user:"])

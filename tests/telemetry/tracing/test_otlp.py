@@ -66,9 +66,10 @@ def test_a_span_of_an_exchange_has_the_stable_attributes_of_http():
     }  # fmt: skip
 
 
-def test_attempts_are_spans_of_a_client_below_the_exchange():
+@pytest.mark.parametrize("path", [b"/a?key=secret", b"http://api.example.com/a?key=secret"], ids=["origin", "parent"])
+def test_attempts_are_spans_of_a_client_below_the_exchange(path: bytes):
     facts = (b"GET", False, b"api.example.com", "-", "", 0, "connect_refused")
-    first = (b"a" * 16, 100.1, 100.2, b"/a?key=secret", facts)
+    first = (b"a" * 16, 100.1, 100.2, path, facts)
     peer = b"[2001:db8::2]:8443"
     last = (b"b" * 16, 100.3, 0.0, b"/a", (b"GET", True, peer, "ns/other", peer.decode(), 503, ""))
     read = spans_of(exchange(attempts=[first, last]))

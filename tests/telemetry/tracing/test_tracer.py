@@ -28,9 +28,8 @@ def test_an_attempt_may_end_behind_its_exchange():
 def test_an_exemplar_gives_way_to_a_slower_or_later_one():
     """Exchanges that end at 100.0 s and behind, in `series` one after the other."""
     series = Series(("ns/gw", *"------"))
-    tracer: Any = SimpleNamespace(
-        settings=SpanSettings(), fields=(), copies=(), exporter=SimpleNamespace(put_exchange=repr)
-    )
+    exporter = SimpleNamespace(put_exchange=repr)
+    tracer: Any = SimpleNamespace(settings=SpanSettings(), fields=(), copies=(), exporter=exporter)
     shown = []
     for number, (at_s, took_s) in enumerate(
         ((100.0, 0.02), (100.05, 0.02), (100.06, 0.09), (100.2, 50.0), (101.4, 0.02))

@@ -67,7 +67,7 @@ class PassThrough(Filter):
             if exchange.response.status == 404 and is_first:
                 exchange.keep(self._at_root, True)  # the next place, by the specification of MCP
                 why = "it has no metadata for its path; write `protocol: MCP` to have its root asked"
-                raise RepeatRequest("metadata_at_root", why)
+                raise RepeatRequest("metadata_at_root", why, status=404)
             fields.set(b"Cache-Control", b"no-store")  # other clients may call by another URL
 
     def body_mode_for(self, exchange: Exchange, /, phase: Phase) -> BodyMode | None:

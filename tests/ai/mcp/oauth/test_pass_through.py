@@ -88,10 +88,11 @@ def test_other_paths_and_failures_pass_as_they_are():
 
 
 def answered_404(filter, x):
-    """Whether the request goes once more after this status."""
-    x.response = ResponseHead(404, b"", Fields())
+    """Whether the request goes once more after this status, which the client gets where it does not."""
+    x.response, renewed = ResponseHead(404, b"", Fields()), None
     try:
         filter.backend_response(x)
-    except RepeatRequest:
-        return True
-    return False
+    except RepeatRequest as error:
+        renewed = error
+    assert renewed is None or renewed.status == 404
+    return renewed is not None
