@@ -52,7 +52,7 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
     if head.max_forwards >= 0:
         tail += b"\r\nMax-Forwards: %d" % head.max_forwards
     path = head.path
-    if path is not head.target or b"\n" in host:
+    if b"\n" in host or (path is not head.target and (b"\n" in path or b"\r" in path)):
         check_written(path, host)
     return b"".join((method, b" ", path, b" HTTP/1.1\r\nHost: ", host, head.fields.block, tail, b"\r\n\r\n"))
 
