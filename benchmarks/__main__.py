@@ -115,7 +115,8 @@ def main(
     S    W1 with 10,000 routes as a multiple of W1 with 10
     S2   W1 with two workers as a multiple of W1 with one
     S3   W1 of 2,000 clients with a limit each as a multiple of W1 of one client
-    S4   W1u with every request traced as a multiple of W1u without traces; S5 with one in a hundred
+    S4   W1u with every request traced as a multiple of W1u without traces
+    S5   W1u with one request in a hundred traced as a multiple of W1u without traces
     L    AI calls (chat completions) with a key, a quota of tokens and redaction; only where litellm is among the peers
     Lp   the work of W2 through LiteLLM's pass-through; likewise
 

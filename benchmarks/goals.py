@@ -94,6 +94,8 @@ GOALS = (
     Goal("S", 1.10, unit="times"),
     Goal("S2", 1.05, unit="times"),
     Goal("S3", 1.05, unit="times"),
+    Goal("S4", 1.40, unit="times"),
+    Goal("S5", 1.10, unit="times"),
     Goal("Lp", 1 / 200, "litellm"),
     Goal("L", 1 / 100, "litellm"),
     Goal("L", 1 / 200, "litellm", is_beyond=True),

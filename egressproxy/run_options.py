@@ -14,7 +14,7 @@ _NO_KEY = SecretBytes(b"")
 LEASE_NAMESPACE = "default"
 #: The port of the open proxy: the default of Squid, which most clients' documentation names.
 OPEN_PORT = 3128
-#: What `RunOptions.lacks_token` leads to.
+#: A warning for options with `lacks_token`.
 ADMIN_IS_CLOSED = "--admin is not on loopback, so that without --api-token-file it only answers health and /metrics"
 
 

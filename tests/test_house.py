@@ -343,6 +343,27 @@ def test_notes_of_an_exchange_are_found_where_it_stands():
     assert noting(source) == ["x.note", "self._x.notes"]
 
 
+# ---- values of JSON
+
+
+def hashed_values(module: ast.Module) -> list[int]:
+    """The lines that look for `x.get("name")` in a frozenset of their module: an object or a list has no hash."""
+    sets = {
+        ast.unparse(node.target)
+        for node in module.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node).partition(" = ")[2].startswith("frozenset(")
+    }
+    found = (node for node in every(module, ast.Compare) if isinstance(node.ops[0], ast.In | ast.NotIn))
+    of_members = (node for node in found if re.search(r"\.get\('\w+'\)$", ast.unparse(node.left)))
+    return [node.lineno for node in of_members if ast.unparse(node.comparators[0]) in sets]
+
+
+def test_a_member_of_json_is_looked_for_in_a_tuple():
+    folders = (f"egressproxy/{each}" for each in ("admin", "ai", "filters", "identity"))
+    assert {module_name(path): lines for path in sources(*folders) if (lines := hashed_values(tree(path)))} == {}
+    assert hashed_values(ast.parse("A: Final = frozenset(('a',))\nx.get('a') in A")) == [2]
+
+
 # ---- docstrings
 
 

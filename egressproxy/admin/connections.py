@@ -83,7 +83,7 @@ class AdminConnection(web.RequestHandler):
 
     @asynccontextmanager
     async def evictable(self) -> AsyncIterator[None]:
-        """While a request waits for its client: it is idle."""
+        """The connection counts as idle while a request waits for its client."""
         self.end()
         try:
             yield

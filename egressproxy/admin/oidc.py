@@ -30,7 +30,7 @@ log = logging.getLogger("egressproxy")
 REFRESH_S: Final = 300.0
 MAX_AGE_S: Final = 24 * 3600.0
 PAUSE_S: Final = 10.0
-#: For keys that are due: a key may have been withdrawn. Those from before hold if it takes longer.
+#: The longest wait for keys that are due, since one may have been withdrawn. If it takes longer, earlier ones hold.
 DUE_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 #: The most codes that are exchanged at once: anybody may ask for it, and TLS takes time of the event loop.
@@ -118,9 +118,8 @@ class OidcLogin:
         return email if email in names and email.isprintable() else believed.identity.name
 
     async def _refresh(self, age_s: float = MAX_AGE_S) -> None:
-        """Wait for endpoints and keys if they are older, or shortly if they are due, once for all who ask.
-
-        Raises ApiError(503) without any.
+        """Fetch endpoints and keys that are due, once for all who ask, and wait: up to DUE_S if those that are here are
+        not as old as `age_s`. Raises ApiError(503) without any.
         """
         now = monotonic()
         age = now - self._fetched_at

@@ -91,7 +91,7 @@ def _exposed(secrets: Iterable[Path]) -> Iterator[Finding]:
 
 
 def ports(options: RunOptions) -> Iterator[Finding]:
-    """Whether the addresses of the options could be bound, and what is asked there needs no token that lacks."""
+    """Whether the addresses of the options could be bound, and the admin address has a token if it needs one."""
     places = [("--admin", options.admin), ("--metrics", options.metrics)]
     if not options.is_configured:
         places.append(("the open proxy", ("127.0.0.1", options.open_port)))

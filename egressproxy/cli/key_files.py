@@ -134,8 +134,8 @@ def _remove_from_manifest(file: Path, entry: str) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time reads and writes here: else a key that one revokes comes back with what another has read.
-    Raises OSError.
+    """A context in which one process at a time changes files of this folder. Otherwise a revoked key comes back when
+    another process writes what it read before. Raises OSError.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -118,16 +118,15 @@ class NextAttempt(UpstreamFault):
         super().__init__(Reason.FILTER_REJECTED, f"a filter refused the response of the backend: {why}")
 
 
-class CredentialRenewed(NextAttempt):
-    """The backend refused a credential, and there is another now: the request goes once more, whether or not the rule
-    has retries. Without sessions and retries, and for a long body, the client gets 502 and repeats it. `outcome` is
-    the outcome of the first attempt.
+class RepeatRequest(NextAttempt):
+    """The filter sends another request now: it goes to the same backend once more, whether or not the rule has retries.
+    Without sessions and retries, and for a long body, the client gets `status` with `why`. `outcome` is that of the
+    first attempt.
     """
 
-    outcome = "credential_renewed"
-
-    def __init__(self, why: str = "its credential was refused, and is renewed; repeat the request") -> None:
+    def __init__(self, outcome: str, why: str, status: int = 502) -> None:
         super().__init__(why)
+        self.outcome, self.status = outcome, status
 
 
 class UnusableReference(ValueError):

@@ -235,6 +235,8 @@ def drop_hidden_keys(head: RequestHead) -> bool:
     head.via = head.upgrade = b""
     if has_key(head.target):
         head.path = head.target = b"/"
+    if has_key(head.host):
+        head.host = b""
     return True
 
 

@@ -97,7 +97,7 @@ class Series:
         self.tunnels_active = 0
         self.has_tunnels = False
         self.exemplars = _NO_EXEMPLARS
-        self.next_exemplars = 0.0  # of `Recording`: which exchanges are next
+        self.next_exemplars = 0.0  # when the next exchange leaves some (`Recording.end`)
 
     def observe(self, exchange: Exchange) -> None:
         """Count a finished exchange: its status, duration, bytes and denial."""

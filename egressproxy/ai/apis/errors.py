@@ -122,3 +122,9 @@ def _google_status(status: int) -> str:
 
 def _bedrock_type(status: int) -> str:
     return _BEDROCK_TYPES.get(status, "ValidationException" if status < 500 else "InternalServerException")
+
+
+def rpc_error(message: Mapping[str, Any], code: int, text: str, data: Mapping[str, str]) -> dict[str, Any]:
+    """The error object of JSON-RPC for a message that has an id."""
+    ident = message["id"] if type(message["id"]) in (str, int) else None
+    return {"jsonrpc": "2.0", "id": ident, "error": {"code": code, "message": text, "data": data}}

@@ -32,7 +32,7 @@ _PASSED: Final = frozenset(("tools", "functions", "toolConfig"))
 _PASSED_IN_CALLS: Final = _PASSED | {"arguments", "input", "args"}
 _CALL_TYPES: Final = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 _ANY_CALL_TYPE: Final = _CALL_TYPES | {"custom_tool_call"}
-_ITEM_TYPES: Final = frozenset(("function_call", "custom_tool_call"))
+_ITEM_TYPES: Final = ("function_call", "custom_tool_call")
 _FOLDED: Final = str.casefold
 _CALL_KEYS: Final = frozenset(("functionCall", "function_call", "toolUse"))
 

@@ -49,7 +49,7 @@ _ITEMS: Final = {
     "function_call_output": frozenset(("type", "id", "object", "status", "call_id", "output")),
     "item_reference": frozenset(("type", "id")),
 }
-_PARTS: Final = frozenset(("input_text", "output_text"))
+_PARTS: Final = ("input_text", "output_text")
 _OF_PART: Final = frozenset(("type", "text"))
 #: Events of the server that belong to no response, what they are about, and which members of that clients get: texts
 #: that no filter has seen are left out.
@@ -248,7 +248,7 @@ class RealtimeMessages(ResponsesMessages):
         if type_ == _DONE:
             response = value.get("response")
             status = response.get("status") if type(response) is dict else None
-            if status not in _ENDS:
+            if type(status) is not str or status not in _ENDS:
                 raise Unreadable("the status of response.done is not known")
             value["type"] = _ENDS[status]
             return super().event_of(dumps(value), is_first=is_first)

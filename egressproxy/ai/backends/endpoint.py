@@ -79,7 +79,7 @@ class AiEndpoint(ProviderEndpoint):
         return path_at(api, self.prefix, self.azure_version, model, is_stream=is_stream)
 
     def translated_count(self, path: bytes) -> Api | None:
-        """The API if a POST to this path asks for a count of its tokens, and the provider serves others alone."""
+        """The API of a POST to this path that asks for a count of tokens; None if the provider itself serves it."""
         api = counted_api(path) if self.apis else None
         return None if api in self.apis else api
 

@@ -22,11 +22,11 @@ from egressproxy.model.work import Work
 _PERMITS_AUTHORIZED = ("public", "must-revalidate", "s-maxage")
 
 #: The types of the last event of a stream: OpenAI's responses, Anthropic's messages.
-_LAST: Final = frozenset(("response.completed", "message_stop"))
+_LAST: Final = ("response.completed", "message_stop")
 #: The last line of OpenAI chat and completions, which is not JSON.
 _DONE: Final = b"data: [DONE]"
 #: Values of `status` for an incomplete response. Source: OpenAI, responses object.
-_UNFINISHED: Final = frozenset(("failed", "incomplete", "in_progress", "queued", "cancelled"))
+_UNFINISHED: Final = ("failed", "incomplete", "in_progress", "queued", "cancelled")
 
 
 def cache_control(fields: Fields) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from egressproxy.ai.apis.errors import rpc_error
 from egressproxy.ai.apis.member_names import finding_rpc_fault
 from egressproxy.ai.apis.message import SCANNED_AT_ONCE, JsonMessage
 from egressproxy.ai.filters.access_rules import MAX_BATCH, AccessRule, AccessRules, Rule, asked_request, refusals
@@ -218,10 +219,8 @@ def forbidden(data: bytes, source: str) -> LocalResponse | None:
 
 
 def _error(message: dict[str, Any], source: str, why: str, reason: Reason = Reason.ACCESS_DENIED) -> dict[str, Any]:
-    number = message["id"]
     about = {"reason": reason.value, "rule": source, "detail": why}
-    error = {"code": FORBIDDEN, "message": _FORBIDDEN_MESSAGE, "data": about}
-    return {"jsonrpc": "2.0", "id": number if type(number) in (str, int) else None, "error": error}
+    return rpc_error(message, FORBIDDEN, _FORBIDDEN_MESSAGE, about)
 
 
 ACCESS_POLICY = FilterType(

@@ -151,12 +151,12 @@ class ModelPolicy(Filter):
             raise self._unreadable(
                 exchange, "a tunnel, whose content is not read" if exchange.is_tunnel else "an upgrade"
             )
-        is_known = _is_asked(exchange) if head.body else head.method in _READING
+        is_known = _is_for_model(exchange) if head.body else head.method in _READING
         if not is_known:
             raise self._unreadable(exchange, "no request to a model that is known")
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
-        return BodyMode.BUFFER if not exchange.request.upgrade and _is_asked(exchange) else None
+        return BodyMode.BUFFER if not exchange.request.upgrade and _is_for_model(exchange) else None
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
         """Check the request, and forward it as changed by the policy. Raises Rejected."""
@@ -257,8 +257,8 @@ class ModelPolicy(Filter):
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.MODEL_DENIED)
 
 
-def _is_asked(exchange: Exchange) -> bool:
-    """Whether a request to a model is read: also one that only has its tokens counted, which has no bounds."""
+def _is_for_model(exchange: Exchange) -> bool:
+    """Whether this is a request to a model, or for a count of its tokens, which has no bounds."""
     return operation(exchange) is not None or (is_post(exchange) and counted_api(exchange.request.path) is not None)
 
 

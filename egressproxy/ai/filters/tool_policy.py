@@ -12,6 +12,7 @@ from functools import partial
 from itertools import product
 from typing import Annotated, Any, Final, Literal
 
+from egressproxy.ai.apis.errors import rpc_error
 from egressproxy.ai.apis.long_json import dumping
 from egressproxy.ai.apis.member_names import ANSWER, RPC_ANSWER, finding_rpc_fault
 from egressproxy.ai.apis.message import SCANNED_AT_ONCE, CalledTool, JsonMessage, in_object
@@ -241,20 +242,16 @@ class ToolPolicy(Filter):
             return None
         exchange.reason, exchange.rule, exchange.denied = Reason.FILTER_REJECTED, self._source, True
         answers: list[dict[str, Any]] = []
+        about = {"reason": Reason.FILTER_REJECTED.value, "rule": self._source}
         for message, why in zip(messages, denials, strict=True):
             if type(message) is dict and "id" in message:
-                answers.append(self._rpc_error(message, why or "the batch has another message that is not allowed"))
+                why = why or "the batch has another message that is not allowed"
+                answers.append(rpc_error(message, INVALID_PARAMS, why, about))
                 yield
         if not answers:  # notifications are not answered
             raise Rejected(next(denial for denial in denials if denial))
         body = yield from dumping(answers if is_batch else answers[0])
         return LocalResponse(200, ((b"Content-Type", b"application/json"),), body)
-
-    def _rpc_error(self, message: dict[str, Any], denial: str) -> dict[str, Any]:
-        number = message["id"]
-        ident = number if type(number) in (str, int) else None
-        about = {"reason": Reason.FILTER_REJECTED.value, "rule": self._source}
-        return {"jsonrpc": "2.0", "id": ident, "error": {"code": INVALID_PARAMS, "message": denial, "data": about}}
 
     def _judge_rpc(self, message: Any, backend: str) -> None:
         """Raises _Denial."""

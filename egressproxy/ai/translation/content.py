@@ -93,12 +93,12 @@ def data_url(image: Image) -> str:
 
 
 def call_id(ident: str) -> str:
-    """This id of a call, or else one that stands for it in every request."""
+    """The id of a call as Anthropic and Bedrock take it: itself, or a digest, which is the same in every request."""
     return ident if _CALL_ID.fullmatch(ident) else f"call_{blake2b(ident.encode(), digest_size=12).hexdigest()}"
 
 
-def said(parts: Iterable[T]) -> list[T]:
-    """The parts that say something: Anthropic and Bedrock refuse texts of blanks alone."""
+def without_blanks(parts: Iterable[T]) -> list[T]:
+    """The parts without texts of blanks alone, which Anthropic and Bedrock refuse."""
     return [part for part in parts if not isinstance(part, Text | RefusalText) or part.text.strip()]
 
 

@@ -37,7 +37,7 @@ _NO_SCOPES: Final = LimitScopes("", "", "")
 _GRPC_PORT: Final = 4317
 _OF_GRPC: Final = frozenset({Protocol.GRPC, Protocol.H2C, Protocol.HTTP2})
 _SECRET_FIELDS: Final = frozenset((*CREDENTIAL_FIELDS, "cookie", "set-cookie", "proxy-authorization"))
-#: Attributes of spans of one kind alone.
+#: Attributes of one kind of span that cannot be repeated.
 _NOT_COPIED: Final = frozenset(("url.full", "client.port"))
 _SOURCES: Final = {each.value: each for each in AttributeSource}
 
@@ -73,7 +73,7 @@ class TelemetryPolicies:
         return self._made[policy.key]
 
     def statuses(self, generations: Mapping[Key, int], served: Collection[Key]) -> dict[Key, Status]:
-        """The status of every policy, without Gateways that are not among those `served` here: others tell of them."""
+        """The status of every policy, for its Gateways among `served`. Other gateways report on the rest."""
         return {policy.key: self._status(policy, generations[policy.key], served) for policy in self._policies}
 
     def collectors(self, served: Collection[Key]) -> Iterable[tuple[Key, Key]]:

@@ -21,7 +21,7 @@ from egressproxy.model.published_object import Key
 
 _ATTACHES: Final = ("targetRefs", "targetRef", "targetSelectors")
 _FIELDS: Final = ("group", "kind", "namespace", "name", "sectionName")
-#: An unknown type closes everything, in its own words; `destinations` would come first, with those of an EgressPolicy.
+#: The extensions alone, whose unknown type is the reason of a refusal. `destinations` would give another.
 _CLOSED: Final = {"extensions": CLOSED_POLICY["extensions"]}
 _UNPRINTABLE: Final = re.compile(r"[^!-~]")
 

@@ -25,7 +25,6 @@ ASSUMED_LIFE_S: Final = 3600.0
 _ERROR_CODE: Final = re.compile(r"[a-z_]{1,40}")
 #: A token that a field can have (RFC 6750 section 2.1, and what goes beyond it in practice).
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,65536}")
-
 #: Error codes by which servers say that they do not know who asks, or miss a parameter (RFC 6749 section 5.2).
 _UNKNOWN_CLIENT: Final = ("invalid_client", "unauthorized_client", "invalid_request")
 
@@ -69,8 +68,7 @@ class TokenRequests:
         """The answer of whatever status. `basic`: nothing where the form has all that is needed. Raises FetchError."""
         lines = [(b"accept", b"application/json"), *basic, (b"content-type", b"application/x-www-form-urlencoded")]
         named = [*form, ("client_id", client_id)] if basic else form
-        sent = urlencode(named if self._is_named else form).encode()
-        answer = await answer_of(call, b"POST", path, lines, sent)
+        answer = await answer_of(call, b"POST", path, lines, urlencode(named if self._is_named else form).encode())
         if not basic or self._is_named or answer.status < 400:
             return answer
         if _error_of(answer) in _UNKNOWN_CLIENT:

@@ -31,7 +31,7 @@ from collections.abc import Generator, Iterator
 from typing import Final
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
-from egressproxy.filters.base import CredentialRenewed, NextAttempt
+from egressproxy.filters.base import NextAttempt, RepeatRequest
 from egressproxy.gateway.answers import AnswerBeginning
 from egressproxy.gateway.backends.endpoints import HostSet
 from egressproxy.gateway.backends.failover import FailoverState, may_serve, status_of_answer
@@ -319,7 +319,7 @@ class RetryState:
     # --- after a failure -------------------------------------------------------------------------------------------
     def _goes_on(self, error: UpstreamFault | LimitExceeded) -> bool:
         backend, body, policy = self.backend, self.body, self._policy
-        if isinstance(error, CredentialRenewed) and error.outcome not in self.failures and (not body or body.is_kept):
+        if isinstance(error, RepeatRequest) and error.outcome not in self.failures and (not body or body.is_kept):
             self._outcome, self._following, self.wait_s, self._retries = error.outcome, None, 0.0, self._retries - 1
             self.failures.append(error.outcome)
             return True

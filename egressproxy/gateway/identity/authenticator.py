@@ -238,8 +238,7 @@ class Authenticator:
         is_hidden = self._keys.drop_hidden(head)
         if is_hidden:
             exchange.path, exchange.trace = head.path.partition(b"?")[0], None  # for the log, and spans
-            if b"egk_" in head.host:
-                exchange.authority = None
+            exchange.authority = exchange.authority if head.host else None
         if is_hidden or len(shown) > 1:
             challenges = self._challenges if client.tunnel is None else self._challenges_inside
             message = (

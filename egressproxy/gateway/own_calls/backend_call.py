@@ -6,7 +6,8 @@ Each goes through the filters of the backend that is asked, over that backend's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -58,43 +59,35 @@ class BackendCall:
         timeout_s: float,
         x: Exchange | None = None,
     ) -> CallAnswer:
-        started = monotonic()
-        result = "cancelled"  # the client has left, or the filter's time is over
-        try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._answer(method, path, Fields.of(fields), body, x)
-            result = "ok"
-            return answer
-        except TimeoutError:
-            result = Reason.RESPONSE_TIMEOUT.value
-            message = f"backend {self.backend} did not answer within {timeout_s:g} s"
-            raise CallFailed(Reason.RESPONSE_TIMEOUT, message) from None
-        except GatewayError as error:
-            result = error.reason.value
-            raise CallFailed(error.reason, f"backend {self.backend} could not be asked: {error.message}") from None
-        finally:
-            self._counts.count(self._filter, self.backend, result, monotonic() - started)
+        message = f"backend {self.backend} did not answer within {timeout_s:g} s"
+        async with self._counted(timeout_s, CallFailed(Reason.RESPONSE_TIMEOUT, message), "asked"):
+            return await self._answer(method, path, Fields.of(fields), body, x)
 
     async def open(self, protocol: asyncio.Protocol, *, timeout_s: float) -> asyncio.Transport:
-        started = monotonic()
-        result = "cancelled"
         inner = self._own_exchange(RequestHead(b"CONNECT", b"/", Fields()), None)
-        try:
+        message = f"backend {self.backend} could not be reached within {timeout_s:g} s"
+        async with self._counted(timeout_s, CallFailed(Reason.CONNECT_TIMEOUT, message), "reached"):
             cluster = self._cluster
             if cluster is None:
                 assert self._fault is not None
                 raise self._fault
+            return await cluster.open(inner, cluster.target(inner), self._chain.connect, protocol, ())
+
+    @asynccontextmanager
+    async def _counted(self, timeout_s: float, late: CallFailed, done: str) -> AsyncIterator[None]:
+        """A context that bounds a call and counts it. Raises CallFailed: `late` when its time is over."""
+        started = monotonic()
+        result = "cancelled"  # the client has left, or the filter's time is over
+        try:
             async with asyncio.timeout(timeout_s):
-                transport = await cluster.open(inner, cluster.target(inner), self._chain.connect, protocol, ())
+                yield
             result = "ok"
-            return transport
         except TimeoutError:
-            result = Reason.CONNECT_TIMEOUT.value
-            message = f"backend {self.backend} could not be reached within {timeout_s:g} s"
-            raise CallFailed(Reason.CONNECT_TIMEOUT, message) from None
+            result = late.reason.value
+            raise late from None
         except GatewayError as error:
             result = error.reason.value
-            raise CallFailed(error.reason, f"backend {self.backend} could not be reached: {error.message}") from None
+            raise CallFailed(error.reason, f"backend {self.backend} could not be {done}: {error.message}") from None
         finally:
             self._counts.count(self._filter, self.backend, result, monotonic() - started)
 

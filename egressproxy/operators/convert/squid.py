@@ -164,7 +164,7 @@ class _Squid:
         return len(acls) == len(unknown) == 1 and acls[0].kind == "dst" and acls[0].is_exact
 
     def _rules(self, client: frozenset[str], name: str) -> list[SquidRule]:
-        """A list with its end, without the rules of other clients: hosts and ports are many."""
+        """The rules of a list that may be for this client, and its end. Kept, since hosts and ports are many."""
         if (client, name) not in self._lists:
             rules, case = self.conf.lists.get(name, []), _Case(client, ANY_NAME, (80, 80))
             # The end of a list is the opposite of its last rule; a tunnel that ssl_bump does not name is not opened.

@@ -20,10 +20,10 @@ _NO_REASON: Final = ("", "-")
 #: Statuses of gRPC that are a server's fault: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE,
 #: DATA_LOSS (conventions for gRPC).
 GRPC_FAULTS: Final = frozenset((2, 4, 12, 13, 14, 15))
-#: The reason of an attempt whose client has left, as that of another one's that was quicker; then it is cancelled.
+#: The reason of an attempt whose client has left. That of a hedged attempt which lost is told as CANCELLED.
 CLIENT_GONE: Final = Reason.CLIENT_GONE.value
 CANCELLED: Final = "cancelled"
-#: Why an answer breaks off behind its head: an error, whatever its status.
+#: Reasons of an answer that breaks off behind its head: an error, whatever its status.
 BROKEN_OFF: Final = frozenset((
     Reason.UPSTREAM_RESET.value, Reason.UPSTREAM_CLOSED.value, Reason.UPSTREAM_INCOMPLETE.value,
     Reason.BAD_RESPONSE.value, Reason.RESPONSE_TIMEOUT.value, Reason.REQUEST_TIMEOUT.value,

@@ -108,8 +108,8 @@ class NewContexts:
         return self._span_ids.pop()
 
     def lines(self) -> list[bytes]:
-        """CRLF and a field `traceparent` each, with the ids of `trace_of` and `span_of`; the last byte of some is
-        IS_SAMPLED.
+        """CRLF and a field `traceparent` each: line[18:50] is the trace id, line[51:67] the span id. The last byte is
+        IS_SAMPLED for some.
         """
         before, after = self._before, b"-" + self.span_id() + _ENDS[_RANDOM]
         # All at once: a format for each takes three times as long.
@@ -123,16 +123,6 @@ class NewContexts:
 def traceparent(trace_id: bytes, span_id: bytes, flags: int) -> bytes:
     """As one of `NewContexts.lines`."""
     return b"\r\ntraceparent: 00-" + trace_id + b"-" + span_id + _ENDS[flags]
-
-
-def trace_of(line: bytes) -> bytes:
-    """The trace id in a line of `traceparent` or of NewContexts."""
-    return line[18:50]
-
-
-def span_of(line: bytes) -> bytes:
-    """The span id there."""
-    return line[51:67]
 
 
 def _random_ids() -> list[bytes]:

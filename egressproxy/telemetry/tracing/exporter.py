@@ -26,7 +26,7 @@ BATCH: Final = 512
 #: Exchanges whose spans are encoded at a time, some 0.1 ms. One alone costs twice as much, since code and data of the
 #: encoder have left the processor's cache meanwhile; a thread would take the lock of the interpreter from the loop.
 SLICE: Final = 32
-#: Spans of one exchange that are longer, in bytes, wait for themselves, so that a request stays short.
+#: Spans of one exchange that are longer, in bytes, are queued alone, so that a request stays short.
 LONG: Final = 16 * 1024
 #: Log records, or slices of spans, that wait for a slow collector.
 MAX_WAITING: Final = 8192

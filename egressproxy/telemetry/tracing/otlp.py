@@ -23,6 +23,7 @@ from egressproxy.telemetry.protobuf import (
     varint,
 )
 from egressproxy.telemetry.tracing.attributes import (
+    BROKEN_OFF,
     CANCELLED,
     CLIENT_GONE,
     Attributes,
@@ -174,6 +175,7 @@ class Encoder:
             parts.append(named)
         spans = [b"".join(parts)]
         if attempts is not None:
+            last_id = attempts[-1][0]
             attempts.sort(key=_BEGAN)  # hedged ones may end in any order
             last_began = attempts[-1][1]
             for resends, (own_id, began, ended, path, facts) in enumerate(attempts):
@@ -184,6 +186,8 @@ class Encoder:
                     path = path.partition(b"?")[0]  # a query may hold a key
                 if facts[6] == CLIENT_GONE and exchange.facts[12] != CLIENT_GONE:
                     facts = (*facts[:6], CANCELLED)
+                elif own_id == last_id:
+                    facts = _with_break(facts, exchange.facts[12])
                 key = (exchange.settings, facts, resends, path)
                 span = (
                     (self._attempts.get(key) or self._of_attempt(key))
@@ -241,7 +245,7 @@ class Encoder:
             after += self._agents.get(agent) or self._of_agent(agent)
         if id_size:
             after += list_attribute(_REQUEST_ID, b"-" * id_size)[:-id_size]
-        attempt_key = (settings, facts, 0, path)
+        attempt_key = (settings, _with_break(facts, exchange.facts[12]), 0, path)
         of_attempt = self._attempts.get(attempt_key) or self._of_attempt(attempt_key)
         size = len(before) + (_ROOT_SIZE if is_root else _ROOT_SIZE + _PARENT_SIZE) + len(after) + id_size
         attempt_size = len(of_attempt) + _ROOT_SIZE + _PARENT_SIZE
@@ -307,6 +311,11 @@ def _shared(name: str, kind: int, attributes: Attributes, settings: SpanSettings
     copies = ((copy, attributes[key]) for copy, key in settings.copies if key in attributes)
     written += (attribute(*each) for each in copies)
     return sized(5, name.encode()) + number(_KIND, kind) + b"".join(written)
+
+
+def _with_break(facts: OneAttempt, reason: str) -> OneAttempt:
+    """The facts of the last attempt, with the reason of the exchange if that broke off the answer."""
+    return (*facts[:6], reason) if reason in BROKEN_OFF and not facts[6] else facts
 
 
 def _of_wait(wait: Wait, settings: SpanSettings) -> bytes:

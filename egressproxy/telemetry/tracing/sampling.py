@@ -21,7 +21,3 @@ class Ratio:
         # "g" is greater than every digit.
         bound = round(self.share * _EVERY)
         object.__setattr__(self, "bound", b"g" if bound >= _EVERY else b"%016x" % bound)
-
-    def takes(self, trace_id: bytes) -> bool:
-        """Whether the trace of this id (32 digits in lower case) is among them."""
-        return trace_id[16:] < self.bound

@@ -64,8 +64,8 @@ OneAttempt = tuple[bytes, bool, bytes, str, str, int, str]
 
 
 #: A request that was sent to a backend, or was to be: the id of its span, when it began and ended, its path, and its
-#: facts. An answered one ends with its exchange; of another that began later, at its answer, of which it has minus the
-#: time.
+#: facts. An end below 0 is minus the time of an answer. Such an attempt ends with its exchange, or at its answer if
+#: another one began later.
 Attempt = tuple[bytes, float, float, bytes, OneAttempt]
 
 
@@ -83,8 +83,8 @@ class Wait(NamedTuple):
 class ExchangeSpans:
     """The spans of one exchange.
 
-    `headers` are attributes from header fields, `details` what filters tell the access log. `facts` is an
-    ExchangeFacts as a plain tuple.
+    `headers` are attributes from header fields and copies of others, `details` what filters tell the access log.
+    `facts` is an ExchangeFacts as a plain tuple.
     """
 
     __slots__ = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Final
 
@@ -18,7 +18,7 @@ from egressproxy.model.exchange_trace import ExchangeTrace, Tracer
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.message import RequestHead
 from egressproxy.telemetry.series import ANSWER, DURATION, FIRST_BYTE, NEVER, Series, logged_status
-from egressproxy.telemetry.tracing.attributes import BROKEN_OFF, GRPC_FAULTS, split_host
+from egressproxy.telemetry.tracing.attributes import GRPC_FAULTS, split_host
 from egressproxy.telemetry.tracing.context import (
     FLAGS_OF,
     IS_SAMPLED,
@@ -47,8 +47,8 @@ _ABOUT: Final = re.compile(
 _PLAIN: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_./:=+-"
 _OK: Final = Reason.OK
 _OK_TEXT: Final = _OK.value
-#: Exemplars of one series are kept so many seconds apart, but for those of slower exchanges: the time that one took,
-#: up to a second, counts as if it had ended so much later.
+#: The least time between two exchanges of one series that leave exemplars. A slow one counts as if it had ended later,
+#: by the time that it took, up to _MAX_LEAD_S.
 EXEMPLARS_S: Final = 0.1
 _MAX_LEAD_S: Final = 1.0
 #: Greater than all digits.
@@ -116,7 +116,7 @@ class OwnTracer(Tracer):
         line = self._lines.pop()
         is_sampled = line[-1] == IS_SAMPLED
         if is_sampled or self._keeps_errors:
-            trace_id = line[18:50]  # as `trace_of`, which costs a call
+            trace_id = line[18:50]
             recording = exchange.trace = Recording(self, line, trace_id, trace_id[16:], is_sampled)
             if head is not None:
                 recording.read(head.fields)
@@ -174,7 +174,7 @@ class Recording(ExchangeSpans, ExchangeTrace):
         super().__init__(tracer.settings, trace_id, span_id, is_sampled)
         self.tracer = tracer
         self.line = line
-        self.unused_id = line[51:67]  # as `span_of`
+        self.unused_id = line[51:67]
         self.answer: _Answer | None = None
 
     def read(self, fields: Fields) -> None:
@@ -269,18 +269,10 @@ class Recording(ExchangeSpans, ExchangeTrace):
 
     def end(self, exchange: Exchange) -> None:
         status, reason = exchange.status or logged_status(exchange), exchange.reason
-        if (
-            not self.is_sampled
-            and status < 500
-            and (reason is _OK or exchange.denied)
-            and exchange.grpc_status not in GRPC_FAULTS
-        ):
+        if not self.is_sampled and not _has_failed(exchange, status):
             return
         authority, identity = exchange.authority, exchange.identity
         host, port = ("", 0) if authority is None else (authority.host, authority.port)
-        if reason is not _OK and reason.value in BROKEN_OFF and self.attempts and self.attempts[-1][2] < 0:
-            span_id, began, ended, path, facts = self.attempts[-1]
-            self.attempts[-1] = (span_id, began, ended, path, (*facts[:6], reason.value))
         self.facts = (
             exchange.method, exchange.scheme, host, port, exchange.is_tunnel, exchange.gateway, exchange.listener,
             exchange.route, exchange.backend, identity.namespace, identity.service_account, status,
@@ -294,24 +286,17 @@ class Recording(ExchangeSpans, ExchangeTrace):
         logged = exchange.state.get(LOGGED)
         if logged is not None:
             self.details = {**logged, **(self.details or {})}
-        named = self.tracer.fields
-        if named and exchange.has_response:
-            known = {name for name, _ in self.headers or ()}
-            of_answer = tuple(each for each in named if each[0] not in known)
-            self.headers = (self.headers or []) + _read(of_answer, exchange.response.fields)
-        for name, key in self.tracer.copies:
-            value = self._value(key)
-            if value:
-                self.headers = [*(self.headers or ()), (name, value)]
+        if self.tracer.fields or self.tracer.copies:
+            self._add_named(exchange)
         self.tracer.exporter.put_exchange(self)
         series = exchange.series
         took_s = exchange.ended_at - exchange.started_at
         rank = exchange.ended_at + (took_s if took_s < _MAX_LEAD_S else _MAX_LEAD_S)
         if rank >= series.next_exemplars:
             series.next_exemplars = rank + EXEMPLARS_S
-            self._show(exchange, took_s)
+            self._show_exemplars(exchange, took_s)
 
-    def _show(self, exchange: Exchange, took_s: float) -> None:
+    def _show_exemplars(self, exchange: Exchange, took_s: float) -> None:
         if self.answer is not None:
             self._show_answer(exchange, self.answer)
         series, first_at = exchange.series, exchange.first_byte_at
@@ -327,19 +312,26 @@ class Recording(ExchangeSpans, ExchangeTrace):
         at_s = exchange.started_wall + (began - exchange.started_at) + seconds
         series.show(ANSWER, (self.trace_id, span_id, seconds, at_s))
 
-    def _value(self, key: str) -> bytes:
-        """The value of an attribute of this exchange alone, for a copy; b"" for all others."""
-        if key == "url.path":
-            return self.path.removeprefix(b"-")
-        if key == "client.address":
-            return split_host(self.client, 0)[0].encode()
-        if key == "user_agent.original":
-            return self.user_agent
-        if key == "http.request.header.x-request-id":
-            return self.request_id
-        return str((self.details or {}).get(key, "")).encode()
+    def _add_named(self, exchange: Exchange) -> None:
+        """Add the attributes that the response gives, and copies of those that are of this exchange alone."""
+        found = [*(self.headers or ())]  # `below` shares it
+        if exchange.has_response:
+            known = {name for name, _ in found}
+            found += _read([each for each in self.tracer.fields if each[0] not in known], exchange.response.fields)
+        if self.tracer.copies:
+            own = {key: str(value).encode() for key, value in (self.details or {}).items()} | {
+                "url.path": self.path.removeprefix(b"-"), "client.address": split_host(self.client, 0)[0].encode(),
+                "user_agent.original": self.user_agent, "http.request.header.x-request-id": self.request_id,
+            }  # fmt: skip
+            found += [(name, own[key]) for name, key in self.tracer.copies if own.get(key)]
+        self.headers = found
 
 
-def _read(named: tuple[tuple[str, bytes], ...], fields: Fields) -> list[tuple[str, bytes]]:
+def _has_failed(exchange: Exchange, status: int) -> bool:
+    is_fault = exchange.reason is not _OK and not exchange.denied
+    return is_fault or status >= 500 or exchange.grpc_status in GRPC_FAULTS
+
+
+def _read(named: Sequence[tuple[str, bytes]], fields: Fields) -> list[tuple[str, bytes]]:
     found = ((name, fields.get(field)) for name, field in named)
     return [(name, value[:_MAX_FIELD]) for name, value in found if value is not None]

@@ -66,6 +66,10 @@ def test_an_answer_tells_its_texts_and_calls(api: Api):
     assert answer.model in ("served", "")
 
 
+def test_what_a_schema_names_is_no_call():
+    assert AiAnswer.read(b'{"outputs": [{"name": "city", "type": ["string", "null"]}]}').tool_calls() == []
+
+
 @EACH
 def test_usage_has_one_form(api: Api):
     usage = read(api).usage

@@ -190,6 +190,12 @@ def test_a_stream_is_recorded_and_given_as_it_was():
     assert result.response.fields.get(b"content-type") == b"text/event-stream"
 
 
+def test_an_answer_with_a_status_of_another_kind_is_kept():
+    harness = cache()
+    ask(harness, head=response(200, JSON), pieces=[ANSWER[:-1] + b', "status": {}}'])
+    assert is_hit(ask(harness))
+
+
 @pytest.mark.parametrize(
     ("head", "pieces"),
     [

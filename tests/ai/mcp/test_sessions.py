@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.filters.base import CredentialRenewed, Filter, Phase
+from egressproxy.filters.base import Filter, Phase, RepeatRequest
 from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.secret import SecretBytes
 from tests.gateway.backends.test_retries import pods
@@ -320,7 +320,7 @@ class Renewing(Filter):
 
     def backend_response(self, exchange):
         if exchange.response.status == 401:
-            raise CredentialRenewed
+            raise RepeatRequest("credential_renewed", "repeat the request")
 
 
 @pytest.mark.parametrize("has_session", [True, False])

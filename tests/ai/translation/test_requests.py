@@ -334,7 +334,10 @@ def test_texts_of_blanks_say_nothing_to_anthropic():
     blank = {"role": "assistant", "content": "\n\n"}
     messages = [USER, blank, USER, {**call("{}")[1], "content": "\n"}, {
         "role": "tool", "tool_call_id": "c", "content": " "}, {"role": "user", "content": "  "}]  # fmt: skip
-    *_, asked, used = translated(CHAT, ANTHROPIC, messages=messages)["messages"]
+    blanks = [{"role": "system", "content": " "}, *messages, {"role": "developer", "content": ""}]
+    made = translated(CHAT, ANTHROPIC, messages=blanks)
+    assert "system" not in made
+    *_, asked, used = made["messages"]
     assert [block["type"] for block in asked["content"]] == ["tool_use"]
     assert used["content"] == [{"type": "tool_result", "tool_use_id": "c"}]
 

@@ -122,6 +122,13 @@ def test_a_session_of_text_passes(converse: Start):
             },
             "no text",
         ),
+        (
+            {
+                "type": "conversation.item.create",
+                "item": {"type": "message", "role": "user", "content": [{"type": []}]},
+            },
+            "no text",
+        ),
         ({"type": "conversation.item.create", "item": {"type": "mcp_call", "name": "x"}}, "not known here"),
         (
             {"type": "conversation.item.create", "item": {"type": "message", "role": {"a": "b"}, "content": []}},
@@ -155,6 +162,7 @@ def test_what_is_not_understood_ends_the_session(converse: Start, event: dict[st
         {"type": "response.unknown"},
         {"type": "response.created"},
         {"type": "response.done", "response": {"status": "new"}},
+        {"type": "response.done", "response": {"status": {}}},
     ],
     ids=str,
 )

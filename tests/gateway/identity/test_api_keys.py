@@ -121,6 +121,7 @@ def test_a_key_that_is_spelled_otherwise_goes_to_no_provider(converse: Start, ol
         (b"\r\n\r\n", b"\r\nX-Request-Id: %b\r\n\r\n"),
         (b"\r\n\r\n", b"\r\nUser-Agent: %b\r\n\r\n"),
         (b"a.example", b"%b.example"),
+        (b"/ HTTP", b"http://%b.example/ HTTP"),
         (b"/ HTTP", b"/?token=%b HTTP"),
         (b"/ HTTP", b"/%b/v1 HTTP"),
         (b"/ HTTP", b"/%%65%b HTTP"),

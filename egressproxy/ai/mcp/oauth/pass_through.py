@@ -15,23 +15,17 @@ from urllib.parse import quote
 
 from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, parse_url
 from egressproxy.ai.mcp.oauth.discovery import MAX_METADATA, PROTECTED_RESOURCE, covers
-from egressproxy.filters.base import BodyMode, CredentialRenewed, Filter, FilterContext, OfMessages, Phase, Rejected
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, OfMessages, Phase, Rejected, RepeatRequest
 from egressproxy.model.authority import Authority
 from egressproxy.model.encoding import json_object
 from egressproxy.model.exchange import Exchange, StateSlot
 
 _WELL_KNOWN: Final = f"/.well-known/{PROTECTED_RESOURCE}"
+_AT_ROOT: Final = _WELL_KNOWN.encode()
 #: The parameter of a challenge (RFC 9728 section 5.1; RFC 9110 section 11.2).
 _PARAMETER: Final = re.compile(rb'(\bresource_metadata[ \t]*=[ \t]*)("(?:[^"\\]|\\.)*"|[^\s,"]+)', re.IGNORECASE)
 _PATH: Final = "/%~!$&'()+,;=:@*"
 _PORTS: Final = {b"http": 80, b"https": 443}
-
-
-class _MetadataAtRoot(CredentialRenewed):
-    """The server has no metadata for its path: the request goes once more, for that of its root."""
-
-    outcome = "metadata_at_root"
-    default_status = 404  # of a server that asks for no authorization, where nothing is sent once more
 
 
 class PassThrough(Filter):
@@ -56,7 +50,7 @@ class PassThrough(Filter):
             return
         exchange.keep(self._asked, "".join(self._called(exchange, path[len(_WELL_KNOWN) :])))
         is_at_root = exchange.state.get(self._at_root) is not None
-        exchange.request.path = _WELL_KNOWN.encode() if is_at_root else self._server_path
+        exchange.request.path = _AT_ROOT if is_at_root else self._server_path
         exchange.request.fields.set(b"Accept-Encoding", b"identity")
 
     def backend_response(self, exchange: Exchange) -> None:
@@ -69,9 +63,11 @@ class PassThrough(Filter):
             for challenge in challenges:
                 fields.add(b"WWW-Authenticate", _PARAMETER.sub(lambda found: found[1] + metadata, challenge))
         if exchange.state.get(self._asked) is not None:
-            if exchange.response.status == 404 and exchange.state.get(self._at_root) is None:
+            is_first = self._server_path != _AT_ROOT and exchange.state.get(self._at_root) is None
+            if exchange.response.status == 404 and is_first:
                 exchange.keep(self._at_root, True)  # the next place, by the specification of MCP
-                raise _MetadataAtRoot("it has no metadata for its path; write `protocol: MCP` to have its root asked")
+                why = "it has no metadata for its path; write `protocol: MCP` to have its root asked"
+                raise RepeatRequest("metadata_at_root", why, status=404)
             fields.set(b"Cache-Control", b"no-store")  # other clients may call by another URL
 
     def body_mode_for(self, exchange: Exchange, /, phase: Phase) -> BodyMode | None:

@@ -185,14 +185,12 @@ class TokenClient:
         """The fields that authenticate the client; other methods add to the form. Raises FetchError."""
         if client is self.registration and (missing := self._missing_secret()):
             raise FetchError(f"the Secret of {missing} is missing")
-        is_own_key = self._key is not None and client is self.registration
         if client.secret and self._is_basic(server, client):
             return basic(client.client_id, client.secret.encode("latin-1", "replace"))
         form.append(("client_id", client.client_id))
         if client.secret:
             form.append(("client_secret", client.secret))
-        elif is_own_key:
-            assert self._key is not None
+        elif self._key is not None and client is self.registration:
             form += client_assertion(self._key, client.client_id, server.issuer)
         return []
 

@@ -20,7 +20,7 @@ from egressproxy.ai.mcp.oauth.config import McpAuthorizationConfig, is_loopback,
 from egressproxy.ai.mcp.oauth.discovery import PROTECTED_RESOURCE, Discovery, ServerMetadata
 from egressproxy.ai.mcp.oauth.token_client import TokenClient
 from egressproxy.errors import Denied, GatewayFault, Reason
-from egressproxy.filters.base import CredentialRenewed, Filter, FilterContext, OfMessages, Phase, UnusableReference
+from egressproxy.filters.base import Filter, FilterContext, OfMessages, Phase, RepeatRequest, UnusableReference
 from egressproxy.filters.credentials.backend_credential import (
     CREDENTIAL_PARAMETERS,
     BackendBinding,
@@ -108,7 +108,7 @@ class TokenFilter(Filter, ABC):
         fresh = await self._renew(exchange, sent)
         if was_renewed or fresh is None or fresh == sent:
             return self._without(exchange)
-        raise CredentialRenewed
+        raise RepeatRequest("credential_renewed", "its credential was refused, and is renewed; repeat the request")
 
     def _send(self, exchange: Exchange, line: SecretBytes) -> None:
         exchange.keep(self._sent, line)

@@ -12,7 +12,7 @@ from egressproxy.ai.translation.content import (
     call_id,
     check_arguments,
     only_texts,
-    said,
+    without_blanks,
     without_none,
 )
 from egressproxy.ai.translation.conversation import (
@@ -95,14 +95,14 @@ def _turns(conversation: Conversation) -> Work[tuple[Any, list[dict[str, Any]]]]
     for turn in conversation.turns:
         yield
         if turn.role in (Role.SYSTEM, Role.DEVELOPER):
-            blocks = [_text(part) for part in only_texts(turn.parts, "a system prompt")]
-            if not messages:
+            blocks = [_text(part) for part in without_blanks(only_texts(turn.parts, "a system prompt"))]
+            if not (messages and blocks):
                 system += blocks
                 continue
             role = "system"
         else:
             role = turn.role.value
-            blocks = [_block(part, turn, conversation.losses) for part in said(turn.parts)]
+            blocks = [_block(part, turn, conversation.losses) for part in without_blanks(turn.parts)]
         if messages and not messages[-1]["content"]:
             messages.pop()
         if messages and messages[-1]["role"] == role:
@@ -132,7 +132,7 @@ def _block(part: ContentPart, turn: Turn, losses: Losses) -> dict[str, Any]:
         return _text(part)
     if type(part) is ToolResult:
         block: dict[str, Any] = {"type": "tool_result", "tool_use_id": call_id(part.call_id)}
-        content = [_text(one) if type(one) is Text else _image(one, losses) for one in said(part.parts)]
+        content = [_text(one) if type(one) is Text else _image(one, losses) for one in without_blanks(part.parts)]
         if content:
             block["content"] = _shortest(content)
         return block

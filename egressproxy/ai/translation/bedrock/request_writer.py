@@ -14,7 +14,7 @@ from egressproxy.ai.translation.content import (
     check_arguments,
     check_last_turn,
     only_texts,
-    said,
+    without_blanks,
     without_none,
 )
 from egressproxy.ai.translation.conversation import (
@@ -51,7 +51,7 @@ def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]
         {"text": part.text}
         for turn in conversation.turns
         if turn.role in (Role.SYSTEM, Role.DEVELOPER)
-        for part in said(only_texts(turn.parts, "a system prompt"))
+        for part in without_blanks(only_texts(turn.parts, "a system prompt"))
     ]
     temperature = conversation.temperature
     inference = without_none(
@@ -101,7 +101,7 @@ def _messages(conversation: Conversation) -> Work[list[dict[str, Any]]]:
         yield
         if turn.role in (Role.SYSTEM, Role.DEVELOPER):
             continue
-        blocks = [_block(part, turn, conversation) for part in said(turn.parts)]
+        blocks = [_block(part, turn, conversation) for part in without_blanks(turn.parts)]
         if messages and not messages[-1]["content"]:
             messages.pop()
         if messages and messages[-1]["role"] == turn.role.value:
@@ -116,7 +116,8 @@ def _block(part: ContentPart, turn: Turn, conversation: Conversation) -> dict[st
         return {"toolUse": {"toolUseId": call_id(part.id), "name": part.name, "input": arguments_object(part)}}
     if isinstance(part, ToolResult):
         content = [
-            {"text": one.text} if isinstance(one, Text) else _image(one, conversation) for one in said(part.parts)
+            {"text": one.text} if isinstance(one, Text) else _image(one, conversation)
+            for one in without_blanks(part.parts)
         ]
         result: dict[str, Any] = {"toolUseId": call_id(part.call_id), "content": content}
         return {"toolResult": result | {"status": "error"} if part.is_error else result}

@@ -11,7 +11,7 @@ import pytest
 
 from egressproxy.ai.mcp.oauth import caller_tokens
 from egressproxy.errors import Denied, GatewayFault, Reason
-from egressproxy.filters.base import CredentialRenewed, UnusableReference
+from egressproxy.filters.base import RepeatRequest, UnusableReference
 from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.model.exchange import CALLERS_OWN
 from egressproxy.telemetry.event_aggregator import EventAggregator
@@ -222,7 +222,7 @@ async def test_a_refused_token_is_renewed_once_and_then_dropped(tmp_path, monkey
     await authorized(filter, login)
     x, other = await sent(filter), await sent(filter)
     for each in (x, other):  # both had the old one: one refresh serves both
-        with pytest.raises(CredentialRenewed):
+        with pytest.raises(RepeatRequest):
             await answered(filter, each, 401)
     assert login.issued == 2
     assert token(await sent(filter)) == b"Bearer tok-2"

@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.ai.mcp.oauth.config import parse_url
 from egressproxy.errors import Denied, GatewayFault, Reason
-from egressproxy.filters.base import CredentialRenewed
+from egressproxy.filters.base import RepeatRequest
 from egressproxy.filters.credentials import refresher
 from egressproxy.model.exchange import BackendOrigin
 from egressproxy.telemetry.event_aggregator import EventAggregator
@@ -194,7 +194,7 @@ async def test_a_refused_token_is_renewed_once_and_no_challenge_comes_back(monke
     filter = made(OWN, login)
     x = await sent(filter)
     challenge = (b"WWW-Authenticate", b'Bearer resource_metadata="https://tools.example/x"')
-    with pytest.raises(CredentialRenewed):
+    with pytest.raises(RepeatRequest):
         await answered(filter, x, 401, challenge)
     x.request.fields.cut(filter._cut)
     assert token(await sent(filter, x)) == b"Bearer tok-2"

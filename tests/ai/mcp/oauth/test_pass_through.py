@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from egressproxy.filters.base import BodyMode, CredentialRenewed, Phase, Rejected
+from egressproxy.filters.base import BodyMode, Phase, Rejected, RepeatRequest
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import ResponseHead
 from tests.ai.mcp.oauth.kit import ISSUER, RESOURCE, exchange, made
@@ -81,6 +81,9 @@ def test_other_paths_and_failures_pass_as_they_are():
     assert (x.request.path, answered_404(filter, x)) == (b"/.well-known/oauth-protected-resource/mcp", True)
     filter.backend_request(x)  # a server may have its metadata at the root
     assert (x.request.path, answered_404(filter, x)) == (METADATA.encode(), False)
+    at_root, again = made({**PASS, "resource": "https://tools.example"}), exchange(METADATA, method="GET")
+    at_root.backend_request(again)
+    assert (again.request.path, answered_404(at_root, again)) == (METADATA.encode(), False)
     assert filter.body_mode_for(x, Phase.RESPONSE_BODY) is None
 
 
@@ -89,7 +92,7 @@ def answered_404(filter, x):
     x.response, renewed = ResponseHead(404, b"", Fields()), None
     try:
         filter.backend_response(x)
-    except CredentialRenewed as error:
+    except RepeatRequest as error:
         renewed = error
     assert renewed is None or renewed.status == 404
     return renewed is not None
