@@ -88,12 +88,3 @@ def test_no_text_makes_a_phrase_that_breaks_the_line(said: str):
     phrase = writer.safe_phrase(said, 200)
     assert len(phrase) <= 200
     assert all(32 <= octet < 127 or octet == 9 for octet in phrase)
-
-
-@pytest.mark.parametrize("status", [101, 200])
-def test_a_phrase_that_a_filter_has_broken_is_left_out(status: int):
-    head = response(0, status)
-    head.phrase = b"OK\r\nSet-Cookie: a=b"
-    sent = writer.response_bytes(head, b"gw", close=False, http_1_0=False, has_body=False)
-    for each in (sent, writer.interim_bytes(head, b"gw")):
-        assert b"Set-Cookie" not in each
