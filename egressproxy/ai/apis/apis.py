@@ -108,6 +108,8 @@ def operation_of(path: bytes) -> Operation | None:
 def counted_api(path: bytes) -> Api | None:
     """The API if a POST to this path asks how many tokens a request to it would have."""
     plain = usual_spelling(path.partition(b"?")[0]).lower()
+    if b"?" in plain:  # some servers may take what is behind it for the query
+        return None
     return next((api for end, api in _COUNTS.items() if plain.endswith(end)), None)
 
 

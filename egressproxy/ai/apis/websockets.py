@@ -9,8 +9,8 @@ from egressproxy.model.exchange import Exchange
 
 
 def asks_for_messages(exchange: Exchange, *, needs_them: bool = True) -> bool:
-    """Whether the messages of this upgrade go through filters one by one, so that its head is nothing to refuse. Of a
-    realtime session only where the filter `needs_them`: audio, which others let pass unseen, would be refused.
+    """Whether filters see each message of this upgrade. Its head is not refused then. Messages of a realtime session
+    are seen only where the filter `needs_them`: audio, which others let pass unseen, would be refused.
     """
     request = exchange.request
     if not request.upgrade:

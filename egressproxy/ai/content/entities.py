@@ -91,7 +91,7 @@ def scanner_of(
 
 
 class Redactor:
-    """Of text, the values that are one of these `entities`, or whose name says that they are secret."""
+    """Replaces values in text: those of these `entities`, and those with the name of a secret."""
 
     __slots__ = ("_scanner",)
 

@@ -53,8 +53,8 @@ def _ends(shape: bytes) -> tuple[Callable[[bytes, int], Iterator[re.Match[bytes]
 
 
 class Lettered(Detector):
-    """What begins with one to six letters, with digits soon after. `kinds` are an entity, what finds its end, and the
-    shapes of which it has one at its beginning: "a" for a letter, "0" for a digit, blanks and hyphens.
+    """Finds what begins with one to six letters, with digits soon after. Each of `kinds` is an entity, the expression
+    for its end, and the shapes of its beginning: "a" for a letter, "0" for a digit, blanks and hyphens.
     """
 
     __slots__ = ("_kinds",)

@@ -51,7 +51,7 @@ def test_the_last_segments_of_a_path_name_the_api(path: bytes, api: Api | None):
         (b"/v1/messages/count_tokens/", Api.ANTHROPIC), (b"/v1//messages/Count_Tokens", Api.ANTHROPIC),
         (b"/v1/messages%2fcount_tokens", Api.ANTHROPIC), (b"/v1/messages", None),
         (b"/v1/messages/count_tokens/x", None), (b"/openai/v1/responses/input_tokens", Api.OPENAI_RESPONSES),
-        (b"/v1/responses", None),
+        (b"/v1/responses", None), (b"/v1/messages%3F/v1/messages/count_tokens", None),
     ],
 )  # fmt: skip
 def test_counts_of_tokens_have_a_path_of_their_own(path: bytes, api: Api | None):
