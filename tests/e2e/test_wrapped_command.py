@@ -27,18 +27,21 @@ from tests.support.waiting import WAIT_S, wait_until
 PROGRAM = str(Path(sys.executable).with_name("egressproxy"))
 #: Prints its environment as JSON.
 PRINTS = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
-#: Says that it is there, and then each signal that comes; ends with 9 at SIGTERM.
+#: Says that it is there, and then each signal that comes; ends with 9 at SIGTERM. A signal in front of the read waits in
+#: the pipe, where `signal.pause` would miss it.
 TELLS = """
-import signal, sys
-def told(number, frame):
+import os, signal, sys
+came, wakes = os.pipe()
+os.set_blocking(wakes, False)
+signal.set_wakeup_fd(wakes)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCONT):
+    signal.signal(number, lambda number, frame: None)
+print("ready", flush=True)
+while True:
+    number = os.read(came, 1)[0]
     print(signal.Signals(number).name, flush=True)
     if number == signal.SIGTERM:
         sys.exit(9)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCONT):
-    signal.signal(number, told)
-print("ready", flush=True)
-while True:
-    signal.pause()
 """
 #: Asks its proxy for a tunnel, and does not wait for the answer.
 ASKS = """
