@@ -27,8 +27,8 @@ from tests.support.waiting import WAIT_S, wait_until
 PROGRAM = str(Path(sys.executable).with_name("egressproxy"))
 #: Prints its environment as JSON.
 PRINTS = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
-#: Says that it is there, and then each signal that comes; ends with 9 at SIGTERM. A signal in front of the read waits in
-#: the pipe, where `signal.pause` would miss it.
+#: Says that it is there, and then each signal that comes; ends with 9 at SIGTERM. A signal in front of the read is kept
+#: in the pipe, where `signal.pause` would miss it.
 TELLS = """
 import os, signal, sys
 came, wakes = os.pipe()
