@@ -19,6 +19,8 @@ from egressproxy.model.unix_socket import UnixSocket, is_unix, parse_unix_socket
 
 #: The kernel's queue of connections that wait for accept().
 BACKLOG = 1024
+#: Sockets that only hold their port.
+_held: list[socket.socket] = []
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _REMEDIES = {
     errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give {another_port})",
@@ -270,7 +272,9 @@ def _is_served(path: str) -> bool:
 
 
 def free_port() -> int:
-    """A free port of 127.0.0.1."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A free port of 127.0.0.1, which the kernel gives to nobody else while this process lives. `bind` can have it."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    _held.append(sock)
+    return int(sock.getsockname()[1])

@@ -15,6 +15,7 @@ from egressproxy.net.listening import (
     bind,
     bind_error,
     bind_unix,
+    free_port,
     is_inside,
     remedy,
     why_unusable,
@@ -30,6 +31,14 @@ def test_an_address_of_this_machine_is_usable_though_ports_of_it_are_taken():
 def test_an_address_that_this_machine_does_not_have_is_not_and_why():
     assert why_unusable("192.0.2.1") == "cannot assign requested address"
     assert not socket.has_ipv6 or why_unusable("2001:db8::1")
+
+
+def test_a_free_port_is_kept_for_our_own_listener():
+    port = free_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with bind("127.0.0.1", port), socket.create_connection(("127.0.0.1", port)):
+        pass
 
 
 @pytest.fixture
