@@ -7,11 +7,11 @@ from __future__ import annotations
 import time
 from email.utils import formatdate
 from functools import lru_cache
-from http import HTTPStatus
+from http import HTTPMethod, HTTPStatus
 from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason
-from egressproxy.model.fields import VALUE, Fields
+from egressproxy.model.fields import TOKEN, VALUE, Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 
@@ -43,10 +43,9 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
     in the framing that `head.body` says (a length, or CHUNKED).
     """
     tail = via_line(head.via, head.http_1_0, pseudonym) if head.via else _own_via(head.http_1_0, pseudonym)
-    method = head.method
     if head.body == CHUNKED:
         tail += b"\r\nTransfer-Encoding: chunked"
-    elif head.body or method in WITH_CONTENT:
+    elif head.body or head.method in WITH_CONTENT:
         tail += b"\r\nContent-Length: %d" % head.body
     if head.upgrade:
         tail += b"\r\nConnection: Upgrade\r\nUpgrade: " + head.upgrade
@@ -57,12 +56,30 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
     path = head.path
     if LF in path or CR in path or LF in host:
         raise line_break()
-    return b"".join((method, b" ", path, b" HTTP/1.1\r\nHost: ", host, head.fields.block, tail, b"\r\n\r\n"))
+    start = _METHOD_STARTS[head.method]
+    return b"".join((start, path, b" HTTP/1.1\r\nHost: ", host, head.fields.block, tail, b"\r\n\r\n"))
 
 
 def line_break() -> GatewayFault:
     """For one that a filter has put into these: what is behind it would be another request."""
     return GatewayFault(Reason.FILTER_FAILED, "a filter has put a line break into the path or the host", status=502)
+
+
+def check_method(method: bytes) -> None:
+    """Raises GatewayFault where a filter has set what is none (RFC 9110 section 9.1)."""
+    if TOKEN.fullmatch(method) is None:
+        raise GatewayFault(Reason.FILTER_FAILED, "a filter has set a method that is no token", status=502)
+
+
+class _MethodStarts(dict[bytes, bytes]):
+    """ "GET " by method; the others are checked each time."""
+
+    def __missing__(self, method: bytes) -> bytes:
+        check_method(method)
+        return method + b" "
+
+
+_METHOD_STARTS: Final = _MethodStarts({each.encode(): each.encode() + b" " for each in HTTPMethod})
 
 
 def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_0: bool, has_body: bool) -> bytes:
@@ -80,7 +97,10 @@ def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_
         tail += b"\r\nConnection: close"
     if block.find(b"\r\nDate:") < 0 and b"date" not in head.fields:  # the usual spelling first: a fifth of the cost
         tail += b"\r\nDate: " + http_date()
-    return b"".join((_STATUS_STARTS[head.status], head.phrase, block, tail, b"\r\n\r\n"))
+    phrase = head.phrase
+    if LF in phrase or CR in phrase:
+        phrase = b""  # a filter has put it there
+    return b"".join((_STATUS_STARTS[head.status], phrase, block, tail, b"\r\n\r\n"))
 
 
 def interim_bytes(head: ResponseHead, pseudonym: bytes) -> bytes:
@@ -88,7 +108,8 @@ def interim_bytes(head: ResponseHead, pseudonym: bytes) -> bytes:
     tail = via_line(head.via, head.http_1_0, pseudonym)
     if head.status == 101:
         tail += b"\r\nConnection: Upgrade\r\nUpgrade: " + head.upgrade
-    return b"HTTP/1.1 %d %b%b%b\r\n\r\n" % (head.status, head.phrase, head.fields.block, tail)
+    phrase = b"" if LF in head.phrase or CR in head.phrase else head.phrase
+    return b"HTTP/1.1 %d %b%b%b\r\n\r\n" % (head.status, phrase, head.fields.block, tail)
 
 
 def answer_bytes(answer: LocalResponse, *, close: bool, with_body: bool = True) -> bytes:

@@ -14,7 +14,7 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED
-from egressproxy.protocols.http1.writer import CR, LF, WITH_CONTENT, http_date, line_break, via_line
+from egressproxy.protocols.http1.writer import CR, LF, WITH_CONTENT, check_method, http_date, line_break, via_line
 from egressproxy.protocols.http2.field_coding import EncodedLines, encoded, encoded_once
 from egressproxy.protocols.http2.heads import CONNECTION_SPECIFIC
 from egressproxy.protocols.http2.remembered_fields import FieldList
@@ -72,6 +72,7 @@ class _Methods(dict[bytes, bytes]):
     """The code of :method."""
 
     def __missing__(self, method: bytes) -> bytes:
+        check_method(method)
         code = encoded(b":method", method)
         if len(self) < MAX_METHODS:
             self[method] = code

@@ -163,7 +163,7 @@ def test_a_filter_that_returns_more_than_any_body_is_has_failed(converse: Start,
 
 
 @pytest.mark.parametrize("speaks_http2", [False, True])
-@pytest.mark.parametrize("place", ["path", "host"])
+@pytest.mark.parametrize("place", ["path", "host", "method"])
 def test_a_line_break_that_a_filter_decodes_begins_no_other_request(converse: Start, place: str, speaks_http2: bool):
     class Decoding(Filter):
         def request_headers(self, x: Exchange) -> None:
@@ -171,7 +171,7 @@ def test_a_line_break_that_a_filter_decodes_begins_no_other_request(converse: St
             if place == "host":
                 x.upstream_host = decoded
             else:
-                x.request.path = decoded
+                setattr(x.request, place, decoded)
 
     backend = m.backend("a", "a.example", 80, protocol="H2C" if speaks_http2 else "HTTP")
     rule = m.http_route("route", m.prefix_rule("/", "a"))

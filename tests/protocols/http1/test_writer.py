@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import text
 
+from egressproxy.errors import GatewayFault
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, RequestHead, ResponseHead
@@ -88,3 +89,18 @@ def test_no_text_makes_a_phrase_that_breaks_the_line(said: str):
     phrase = writer.safe_phrase(said, 200)
     assert len(phrase) <= 200
     assert all(32 <= octet < 127 or octet == 9 for octet in phrase)
+
+
+@pytest.mark.parametrize("status", [101, 200])
+def test_a_phrase_that_a_filter_has_broken_is_left_out(status: int):
+    head = response(0, status)
+    head.phrase = b"OK\r\nSet-Cookie: a=b"
+    sent = writer.response_bytes(head, b"gw", close=False, http_1_0=False, has_body=False)
+    for each in (sent, writer.interim_bytes(head, b"gw")):
+        assert b"Set-Cookie" not in each
+
+
+def test_a_method_of_a_clients_own_is_written_and_what_is_none_is_refused():
+    assert writer.request_bytes(request(b"PURGE"), b"a", b"gw").startswith(b"PURGE / HTTP/1.1\r\n")
+    with pytest.raises(GatewayFault, match="no token"):
+        writer.request_bytes(request(b"GET /admin"), b"a", b"gw")
