@@ -19,7 +19,7 @@ from egressproxy.model.unix_socket import UnixSocket, is_unix, parse_unix_socket
 
 #: The kernel's queue of connections that wait for accept().
 BACKLOG = 1024
-#: Sockets that only hold their port.
+#: Bound sockets: each reserves one port.
 _held: list[socket.socket] = []
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _REMEDIES = {

@@ -41,10 +41,15 @@ def test_streams_that_have_ended_leave_nothing(request_bytes: bytes, has_id: boo
     stage = whole_http2("streams", PLAIN, request_bytes, RESPONSE, has_id=has_id)
     for _ in range(1000 // SHARE):  # tables that are bounded have grown
         stage.call()
-    before = kept()
-    for _ in range(STREAMS // SHARE):
-        stage.call()
-    assert kept() - before < 4 * STREAMS
+
+    def grown() -> int:
+        before = kept()
+        for _ in range(STREAMS // SHARE):
+            stage.call()
+        return kept() - before
+
+    # What streams leave is there each time; what else this process allocates meanwhile is not.
+    assert any(grown() < 4 * STREAMS for _ in range(3))
 
 
 def test_an_idle_connection(kept: Callable[[], int]):

@@ -17,6 +17,13 @@ import aiohttp
 
 from tests.support.waiting import WAIT_S, until
 
+#: Of JSON-RPC, which the protocol follows. Here the page has gone to another one meanwhile.
+SERVER_ERROR = -32000
+
+
+class PageLeft(AssertionError):
+    """The page was left before it answered."""
+
 
 class Chromium:
     """One browser with one page. `errors`: what its console and its policies have complained of."""
@@ -73,6 +80,8 @@ class Chromium:
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         answer = await asyncio.wait_for(self._answers[number], WAIT_S)
+        if answer.get("error", {}).get("code") == SERVER_ERROR:
+            raise PageLeft(answer)
         assert "error" not in answer, answer
         result: dict[str, Any] = answer["result"]
         return result
@@ -87,11 +96,17 @@ class Chromium:
         """Return once an expression is true in the page."""
         try:
             async with asyncio.timeout(WAIT_S):
-                while not await self.run(f"!!({script})"):  # noqa: ASYNC110   it cannot tell
+                while not await self._is_true(script):  # noqa: ASYNC110   it cannot tell
                     await asyncio.sleep(0.03)
         except TimeoutError:
             text = await self.run("document.body.innerText")
             raise AssertionError(f"never true: {script}\n{text}\n{self.errors}") from None
+
+    async def _is_true(self, script: str) -> bool:
+        try:
+            return bool(await self.run(f"!!({script})"))
+        except PageLeft:
+            return False  # the next page may have it
 
     async def shows(self, text: str) -> None:
         """Wait until the page shows this text."""
