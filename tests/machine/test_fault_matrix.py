@@ -158,7 +158,7 @@ def config(found: list[Case], pki: Pki) -> list[m.Manifest]:
         if case.has_retries:
             rule["retry"] = {"attempts": 1, "backoff": "0s"}
         if case.wanted.stalls:
-            brief = "1500ms" if case.spare is None else "2500ms"  # behind the first byte
+            brief = "2s" if case.spare is None else "5s"  # behind the first byte
             rule["timeouts"] = {"backendRequest": brief, "request": "20s"}
         name, version = case.proxy.name, "HTTP2" if case.proxy.is_http2 else "HTTP11"
         secured = {"tls": True, "ca": "ca"} if case.is_tls else {}
@@ -170,7 +170,7 @@ def config(found: list[Case], pki: Pki) -> list[m.Manifest]:
             version, leads_to = "H2C" if case.proxy.is_http2 else "HTTP11", f"f{case.number}"
             objects += [
                 m.backend(case.spare.name, f"{name}.faults.test", case.spare.port, protocol=version),
-                m.failover(leads_to, name, case.spare.name, firstByte="1500ms" if case.wanted.stalls else "20s"),
+                m.failover(leads_to, name, case.spare.name, firstByte="3s" if case.wanted.stalls else "20s"),
             ]
         objects.append(m.http_route(name, m.prefix_rule(f"/{name}", leads_to, **rule)))
     return objects
