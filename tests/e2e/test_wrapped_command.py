@@ -143,6 +143,18 @@ def test_signals_are_passed_on_and_the_status_is_the_commands():
         assert all(map(is_gone, both.values()))
 
 
+def test_a_signal_that_comes_between_fork_and_exec_ends_the_command():
+    program = """
+import os, signal
+from egressproxy.cli.wrapped_command import _Signals
+with _Signals() as signals:
+    signals.block()
+    os.kill(os.getpid(), signal.SIGINT)
+    signals.restore()
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=WAIT_S, check=False).returncode == -signal.SIGINT
+
+
 @pytest.mark.parametrize("has_a_group", [False, True], ids=["in-our-group", "in-its-own"])
 def test_ctrl_c_is_the_terminals_to_send(has_a_group: bool):
     """The terminal sends it to the whole group in front of it: to send it on would have it come twice."""
