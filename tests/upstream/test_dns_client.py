@@ -326,9 +326,11 @@ async def test_no_server_at_all_is_an_error():
 
 
 async def test_descriptors_are_returned(server: DnsServer):
+    import gc
     import os
 
     server.zone.update({"a.test": Rule(("192.0.2.1",)), "b.test": Rule(silent=True)})
+    gc.collect()  # descriptors of other tests
     before = len(os.listdir("/proc/self/fd"))
     await query(at(server))
     await failure(at(server), name="b.test", timeout_s=0.05)
