@@ -54,25 +54,25 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
     if head.max_forwards >= 0:
         tail += b"\r\nMax-Forwards: %d" % head.max_forwards
     path = head.path
-    if LF in path or CR in path or LF in host:
+    if LF in path or CR in path or LF in host or CR in host:
         raise line_break()
     start = _METHOD_STARTS[head.method]
     return b"".join((start, path, b" HTTP/1.1\r\nHost: ", host, head.fields.block, tail, b"\r\n\r\n"))
 
 
 def line_break() -> GatewayFault:
-    """For one that a filter has put into these: what is behind it would be another request."""
+    """The error for a line break in a path or host, which would begin another request."""
     return GatewayFault(Reason.FILTER_FAILED, "a filter has put a line break into the path or the host", status=502)
 
 
 def check_method(method: bytes) -> None:
-    """Raises GatewayFault where a filter has set what is none (RFC 9110 section 9.1)."""
+    """Raises GatewayFault for a method of a filter that is no token (RFC 9110 section 9.1)."""
     if TOKEN.fullmatch(method) is None:
         raise GatewayFault(Reason.FILTER_FAILED, "a filter has set a method that is no token", status=502)
 
 
 class _MethodStarts(dict[bytes, bytes]):
-    """ "GET " by method; the others are checked each time."""
+    """The beginning of a request line by method. Methods of no standard are checked each time."""
 
     def __missing__(self, method: bytes) -> bytes:
         check_method(method)

@@ -44,7 +44,7 @@ def request_code(head: RequestHead, host: bytes, pseudonym: bytes, *, is_secure:
     this is allowed. The content has to follow in the length that `head.body` says.
     """
     method, body, path = head.method, head.body, head.path
-    if LF in path or CR in path or LF in host:
+    if LF in path or CR in path or LF in host or CR in host:
         raise line_break()
     lines = head.fields.block.split(b"\r\n")
     lines[0] = via_line(head.via, head.http_1_0, pseudonym)[2:]
