@@ -292,9 +292,9 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     options = options_of(ctx, given, sources)
     is_any_port = options.open_port == 0 or (wrapped and not _is_given(ctx, "open_port"))
     if not options.is_configured and is_any_port:
-        from egressproxy.net.listening import free_port
+        from egressproxy.net.listening import reserved_port
 
-        options = replace(options, open_port=free_port())
+        options = replace(options, open_port=ctx.with_resource(reserved_port()).getsockname()[1])
     if not wrapped:
         sys.exit(begin(options))
     from egressproxy.cli.wrapped_command import run_wrapped

@@ -19,8 +19,6 @@ from egressproxy.model.unix_socket import UnixSocket, is_unix, parse_unix_socket
 
 #: The kernel's queue of connections that wait for accept().
 BACKLOG = 1024
-#: Bound sockets: each reserves one port.
-_held: list[socket.socket] = []
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _REMEDIES = {
     errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give {another_port})",
@@ -271,10 +269,11 @@ def _is_served(path: str) -> bool:
     return True
 
 
-def free_port() -> int:
-    """A free port of 127.0.0.1, which the kernel gives to nobody else while this process lives. `bind` can have it."""
+def reserved_port() -> socket.socket:
+    """A socket that holds a free port of 127.0.0.1: until it is closed, the kernel gives the port to nobody else, and
+    `bind` can listen there.
+    """
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", 0))
-    _held.append(sock)
-    return int(sock.getsockname()[1])
+    return sock

@@ -26,7 +26,7 @@ import yaml
 from egressproxy.config.manifests import Manifest, manifest, origin, policy
 from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.net.file_lock import try_lock
-from egressproxy.net.listening import free_port
+from egressproxy.net.listening import reserved_port
 from egressproxy.tapes.matching import Rules
 from egressproxy.tapes.tape import TapeError, counted, read_folder
 
@@ -115,13 +115,15 @@ def replay(
     if not read_folder(Path(folder)) and strict:
         raise TapeError(f"{folder}: there is no tape to replay; record one with --record")
     target = None if record_to is None else Path(record_to)
-    return Run(target, Path(folder), strict=strict, player_port=free_port() if rhythm else 0, **ignored)
+    return Run(target, Path(folder), rhythm=rhythm, strict=strict, **ignored)
 
 
 class Run:
     """One run with tapes: its filter, and `ca_pem`, which opens the tunnels."""
 
-    def __init__(self, record_to: Path | None, replay_from: Path | None, **settings: Any) -> None:
+    def __init__(
+        self, record_to: Path | None, replay_from: Path | None, *, rhythm: bool = False, **settings: Any
+    ) -> None:
         """`settings`: others of the filter. Raises TapeError."""
         self._lock = -1 if record_to is None else _locked(record_to)
         self._replay_from = replay_from
@@ -133,6 +135,9 @@ class Run:
             name: "" if path is None else str(path.absolute()) for name, path in folders.items()
         }
         self._settings |= settings
+        self._player_port = reserved_port() if rhythm else None
+        if self._player_port is not None:
+            self._settings["player_port"] = self._player_port.getsockname()[1]
 
     @property
     def extension(self) -> dict[str, Any]:
@@ -177,6 +182,8 @@ class Run:
             return Report(bool(self._settings.get("strict")), unplayed=[each.title for each in found])
         finally:
             self._work.cleanup()
+            if self._player_port is not None:
+                self._player_port.close()
             if self._lock >= 0:
                 os.close(self._lock)
 

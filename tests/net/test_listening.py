@@ -15,9 +15,9 @@ from egressproxy.net.listening import (
     bind,
     bind_error,
     bind_unix,
-    free_port,
     is_inside,
     remedy,
+    reserved_port,
     why_unusable,
 )
 
@@ -33,12 +33,13 @@ def test_an_address_that_this_machine_does_not_have_is_not_and_why():
     assert not socket.has_ipv6 or why_unusable("2001:db8::1")
 
 
-def test_a_free_port_is_kept_for_our_own_listener():
-    port = free_port()
-    with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("127.0.0.1", port))
-    with bind("127.0.0.1", port), socket.create_connection(("127.0.0.1", port)):
-        pass
+def test_a_reserved_port_is_kept_for_our_own_listener():
+    with reserved_port() as reserved:
+        at = reserved.getsockname()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(at)
+        with bind(*at), socket.create_connection(at):
+            pass
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +22,10 @@ from egressproxy.errors import Reason
 from egressproxy.filters import FilterContext
 from egressproxy.filters.testing import FilterHarness, FilterResult, exchange, response
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.tapes import Report, Run, TapeError
 from egressproxy.tapes.filter import MAX_REQUEST, TapeConfig, TapeFilter, _Taken, _Tapes, response_of
+from egressproxy.tapes.player import TICKET, Player
 from egressproxy.tapes.tape import Interaction, read_folder, write, written
 from tests.support import manifests as m
 
@@ -356,3 +359,23 @@ def test_an_answer_to_head_says_the_coding_that_one_to_get_has():
     coded = response_of(told, Fields.of([(b"accept-encoding", b"br, gzip")]))
     assert (len(coded.body), (b"content-encoding", b"gzip") in coded.fields) == (70, True)
     assert not any(name == b"content-encoding" for name, _ in response_of(told, Fields()).fields)
+
+
+async def test_a_stream_is_played_in_its_rhythm_at_a_port_that_the_run_keeps(tmp_path: Path):
+    await asyncio.to_thread(played, tapes.record(tmp_path), get())
+    run = tapes.replay(tmp_path, strict=True, rhythm=True)
+    port = run.extension["config"]["config"]["player_port"]
+    player = Player(port)
+    head = LocalResponse(200, ((b"content-type", b"text/event-stream"),))
+    ticket = await player.ticket(head, [(0.0, b"data: a\n\n"), (0.2, b"data: b\n\n")])
+    began = asyncio.get_running_loop().time()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\n%b: %b\r\n\r\n" % (TICKET, ticket))
+    await reader.readuntil(b"data: a\n\n")
+    assert await reader.read() == b"\r\n9\r\ndata: b\n\n\r\n0\r\n\r\n"
+    assert asyncio.get_running_loop().time() - began > 0.19
+    writer.close()
+    player.close()
+    run.finish()
+    with socket.create_server(("127.0.0.1", port)):
+        pass
