@@ -217,9 +217,9 @@ class _Signals:
         signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED, signal.SIGCHLD))
 
     def restore(self) -> None:
-        """Restore the original signal mask, in the command's process, which a signal ends already."""
+        """Restore the original signal mask, in the command's process. A signal before its exec ends that process."""
         for number in self._before:
-            signal.signal(number, signal.SIG_DFL)  # a handler of ours would be gone with the exec, and the signal, too
+            signal.signal(number, signal.SIG_DFL)  # a signal for our handler would be lost at the exec
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 

@@ -2,5 +2,5 @@
 
 `apis` tells which API a request is of. `request` and `answer` are views of whole bodies: what they say, and how it is
 changed with every other byte left as it came. `streams` does the same for answers that are streamed. `shared` keeps
-what several filters of one exchange look at, so that it is parsed once.
+parsed bodies for the filters of one exchange.
 """

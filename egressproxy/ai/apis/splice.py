@@ -111,8 +111,8 @@ class _Splice:
 
 
 def splicing_text(source: bytes, before: str, after: str) -> Work[bytes | None]:
-    """This JSON with its string `before` replaced, at a tenth of the price of `splicing`. None where it is not seen at
-    a glance which one that is: it may be written in another way, or stand there twice.
+    """This JSON with its string `before` replaced, at a tenth of the price of `splicing`. None where the
+    string may be written in another way, or stands there twice.
     """
     # Without these two escapes there is one way to write a string: the one place that says it is the place.
     if b"\\u" in source or b"\\/" in source:

@@ -81,7 +81,7 @@ _AS_IT_IS: Final = _Sent()
 
 
 class _Hindrance(NamedTuple):
-    """What an Untranslatable says, without its frames, which hold the call that keeps this."""
+    """The text of an Untranslatable. The exception itself would keep its frames, and they the call."""
 
     field: str
     why: str
